@@ -1,0 +1,1 @@
+"""CUDA optimization as a Gymnasium environment."""

@@ -1,0 +1,167 @@
+"""The launch plan: everything a candidate's host code asked the GPU to do, as data.
+
+A plan is made by the recorder (kb_env/record.py) in a sandbox without a GPU, and replayed by
+trusted code: the GPU runner or the simulator. It holds no address; every pointer is a relocation
+into a buffer. The schema is versioned; whoever reads a plan checks it with :func:`check_plan`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kb_env.types import KbError
+
+PLAN_SCHEMA = 1
+
+Dim = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory a plan refers to by its position in :attr:`LaunchPlan.buffers`.
+
+    ``kind`` is ``argument`` (``name`` is the argument's name), ``workspace`` (allocated by the
+    candidate; content undefined before first write) or ``symbol`` (a module global; ``name`` is mangled).
+    """
+
+    kind: str
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Eight bytes of a kernel parameter that hold an address: buffer base plus ``addend``."""
+
+    parameter: int
+    offset: int
+    buffer: int
+    addend: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. ``parameters`` holds each parameter's bytes, zero where a pointer goes."""
+
+    kernel: str
+    grid: Dim
+    block: Dim
+    shared_bytes: int
+    parameters: tuple[bytes, ...]
+    pointers: tuple[Pointer, ...]
+    cluster: Dim | None = None
+    cooperative: bool = False
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class Fill:
+    """cudaMemset: ``nbytes`` bytes of value ``byte``."""
+
+    buffer: int
+    offset: int
+    byte: int
+    nbytes: int
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A device-to-device copy."""
+
+    target: int
+    target_offset: int
+    source: int
+    source_offset: int
+    nbytes: int
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Bytes from the candidate's host memory (the same for any data and address) to a buffer."""
+
+    target: int
+    offset: int
+    data: bytes
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class KernelAttribute:
+    """cudaFuncSetAttribute. ``name`` is ``max_dynamic_shared`` or ``shared_carveout``."""
+
+    kernel: str
+    name: str
+    value: int
+
+
+Operation = Launch | Fill | Copy | Upload
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What one call of the entry function does, in issue order."""
+
+    schema: int
+    case: str
+    buffers: tuple[Buffer, ...]
+    operations: tuple[Operation, ...]
+    attributes: tuple[KernelAttribute, ...] = ()
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        return tuple(item for item in self.operations if isinstance(item, Launch))
+
+    @property
+    def workspace_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers if buffer.kind == "workspace")
+
+
+def check_plan(plan: LaunchPlan, workspace_limit: int) -> None:
+    """Check a plan from the recorder before anything trusts it.
+
+    Raises:
+        KbError: naming the first thing that is out of bounds.
+    """
+    if plan.schema != PLAN_SCHEMA:
+        raise KbError(f"plan schema {plan.schema} is not {PLAN_SCHEMA}: record the program again")
+    if not plan.launches:
+        raise KbError("the program launched no kernel")
+    if plan.workspace_bytes > workspace_limit:
+        raise KbError(f"workspace of {plan.workspace_bytes} bytes is over the task's {workspace_limit}")
+
+    def span(buffer: int, offset: int, nbytes: int) -> None:
+        if not 0 <= buffer < len(plan.buffers):
+            raise KbError(f"plan names buffer {buffer} of {len(plan.buffers)}")
+        if offset < 0 or nbytes < 0 or offset + nbytes > plan.buffers[buffer].nbytes:
+            raise KbError(f"{nbytes} bytes at {offset} leave buffer {plan.buffers[buffer].name}")
+
+    for item in plan.operations:
+        if isinstance(item, Launch):
+            _check_launch(item, len(plan.buffers))
+        elif isinstance(item, Fill):
+            span(item.buffer, item.offset, item.nbytes)
+        elif isinstance(item, Copy):
+            span(item.target, item.target_offset, item.nbytes)
+            span(item.source, item.source_offset, item.nbytes)
+        else:
+            span(item.target, item.offset, len(item.data))
+
+
+def _check_launch(launch: Launch, buffers: int) -> None:
+    gx, gy, gz = launch.grid
+    bx, by, bz = launch.block
+    if min(launch.grid) < 1 or gx >= 1 << 31 or gy > 65535 or gz > 65535:
+        raise KbError(f"grid {launch.grid} of {launch.kernel} is out of range")
+    if min(launch.block) < 1 or bx * by * bz > 1024 or bz > 64:
+        raise KbError(f"block {launch.block} of {launch.kernel} is out of range (1 to 1024 threads)")
+    if not 0 <= launch.shared_bytes <= 232448:
+        raise KbError(f"{launch.shared_bytes} bytes of shared memory for {launch.kernel} are out of range")
+    for pointer in launch.pointers:
+        if not 0 <= pointer.parameter < len(launch.parameters):
+            raise KbError(f"{launch.kernel} has no parameter {pointer.parameter}")
+        if not 0 <= pointer.buffer < buffers:
+            raise KbError(f"plan names buffer {pointer.buffer} of {buffers}")
+        if pointer.offset < 0 or pointer.offset + 8 > len(launch.parameters[pointer.parameter]):
+            raise KbError(f"pointer outside parameter {pointer.parameter} of {launch.kernel}")

@@ -1,0 +1,29 @@
+"""Trusted side of the task: inputs, expected result, and the magnitude its error bound scales with."""
+
+import torch
+
+
+def inputs(sizes, generator, device):
+    """Input tensors by argument name, drawn from ``generator`` on ``device``."""
+    shape = (sizes["rows"], sizes["cols"])
+    scale = 0.5 + 4.0 * torch.rand((), generator=generator, device=device)
+    shift = 10.0 * torch.randn((), generator=generator, device=device)
+    return {"x": torch.randn(shape, generator=generator, device=device) * scale + shift}
+
+
+def reference(inputs, sizes):
+    """Expected outputs by argument name, computed in whatever float dtype the inputs have."""
+    return {"y": torch.softmax(inputs["x"], dim=1)}
+
+
+def magnitude(inputs, sizes):
+    """B of the bound |y - y64| <= c * u * B: the size of the terms the result is made of."""
+    x = inputs["x"]
+    y = torch.softmax(x, dim=1)
+    # exp(x - max) inherits an absolute error of u * |x| in its argument.
+    return {"y": y * (1.0 + x.abs().amax(dim=1, keepdim=True))}
+
+
+def eager(inputs, sizes):
+    """What a PyTorch user would write: the library baseline, in the task's own dtype."""
+    return {"y": torch.softmax(inputs["x"], dim=1)}
