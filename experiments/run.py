@@ -1,0 +1,140 @@
+"""``kb run TASK``: one policy on one task; ends with a verified speedup, a diff and a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.syntax import Syntax
+
+from experiments.report import write_report
+from experiments.rollout import play
+from experiments.run_folder import RunFolder, unified_diff
+from kb_env.backends import explain, make_evaluator
+from kb_env.env import CudaEnv
+from kb_env.replay import Recorder
+from kb_env.show import step_line
+from kb_env.task import load_task
+from kb_env.types import Episode
+from policies.policy import make_policy
+
+
+@dataclass(frozen=True)
+class Args:
+    """Run one policy on one task and keep everything in a run folder."""
+
+    task: Annotated[str, tyro.conf.Positional]
+    """a built-in task's name or a task folder"""
+    policy: str = "hillclimb"
+    """random, hillclimb, tune, script:FILE, refine, ..., or module:Class"""
+    backend: str = "auto"
+    """auto, gpu, sim, sim:DEVICE or replay:FILE"""
+    steps: int = 20
+    """step limit of the episode"""
+    seed: int = 0
+    """seed of policy and environment"""
+    out: Path | None = None
+    """run folder (default: runs/TASK-POLICY-TIME)"""
+    memory: Path | None = None
+    """folder of an episodic memory to recall from and add to"""
+    model: str | None = None
+    """model of an LLM policy: a name at the endpoint, local, or files:DIR"""
+    base_url: str | None = None
+    """OpenAI-compatible endpoint of an LLM policy"""
+    record: Path | None = None
+    """append every evaluation to this file, for --backend replay:FILE"""
+    json: bool = False
+    """print one JSON object as the last line"""
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("kb-env", "gymnasium", "torch", "numpy", "llvmlite"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def policy_options(args: Args) -> dict[str, Any]:
+    """Keyword arguments for the policy's factory: only what the user gave."""
+    options: dict[str, Any] = {}
+    if args.model is not None:
+        options["model"] = args.model
+    if args.base_url is not None:
+        options["base_url"] = args.base_url
+    if args.memory is not None:
+        from memory.store import Memory
+
+        options["memory"] = Memory(args.memory)
+    return options
+
+
+def result(episode: Episode, folder: Path, seconds: float) -> dict[str, Any]:
+    """The run's outcome as flat facts."""
+    return {
+        "task": episode.task,
+        "policy": episode.policy,
+        "seed": episode.seed,
+        "trust": episode.trust,
+        "source": episode.source,
+        "device": episode.device,
+        "best_speedup": episode.best_speedup,
+        "best_low": episode.best_low,
+        "best_high": episode.best_high,
+        "steps": len(episode.steps),
+        "ended": episode.ended,
+        "seconds": round(seconds, 2),
+        "folder": str(folder),
+    }
+
+
+def main(args: Args) -> int:
+    task = load_task(args.task)
+    policy = make_policy(args.policy, **policy_options(args))
+    folder = RunFolder(
+        args.out or Path("runs") / f"{task.name}-{policy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    console = Console(file=sys.stdout, soft_wrap=True)
+    console.print(f"{task.title}: policy {policy.name}, {explain(args.backend)}", highlight=False)
+    evaluator = make_evaluator(args.backend)
+    if args.record is not None:
+        evaluator = Recorder(evaluator, args.record)
+    folder.begin({"args": dataclasses.asdict(args), "versions": versions(), "task_key": task.key})
+    started = time.perf_counter()
+
+    def on_step(episode: Episode) -> None:
+        folder.save(episode)
+        console.print(step_line(episode.steps[-1]), highlight=False, markup=False)
+
+    env = CudaEnv(task=task, evaluator=evaluator, max_steps=args.steps, evaluate_on_reset=True)
+    try:
+        episode = play(env, policy, task, args.seed, on_step)
+        policy.learn([episode])
+    finally:
+        env.close()
+        evaluator.close()
+    folder.finish(episode)
+    page = write_report(folder)
+    facts = result(episode, folder.path, time.perf_counter() - started)
+    console.print(Syntax(unified_diff(episode) or "(no change)", "diff"))
+    bounds = "" if episode.best_low is None else f" [{episode.best_low:.3f}, {episode.best_high:.3f}]"
+    console.print(
+        f"best verified speedup {episode.best_speedup:.3f}{bounds} ({episode.source}, {episode.trust}, "
+        f"{episode.device}) after {len(episode.steps)} steps; report: {page}",
+        highlight=False,
+    )
+    if args.json:
+        print(json.dumps(facts))
+    return 0

@@ -1,0 +1,110 @@
+"""The folder of a run: every episode as msgpack, the best programs and diffs, readable by anyone.
+
+Every file is written to a temporary name, synced and renamed, so that a kill at any moment leaves
+the last complete version.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kb_env.records import RecordError, pack, unpack
+from kb_env.types import Episode, KbError
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write ``data`` so that readers and a crash see the old or the new file, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise KbError(f"cannot write {path}: {error.strerror}; free space or choose another --out") from error
+
+
+def episode_name(task: str, policy: str, seed: int) -> str:
+    """File stem of one planned episode."""
+    safe = "".join(char if char.isalnum() or char in "._-" else "_" for char in f"{task}-{policy}")
+    return f"{safe}-{seed}"
+
+
+def unified_diff(episode: Episode) -> str:
+    """The episode's best program against its initial one."""
+    return "".join(
+        line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
+        for line in difflib.unified_diff(
+            episode.initial.text.splitlines(keepends=True),
+            episode.best.text.splitlines(keepends=True),
+            "initial.cu",
+            "best.cu",
+        )
+    )
+
+
+class RunFolder:
+    """Paths and files of one run.
+
+    ``run.json`` holds the arguments and versions, ``episodes/`` one msgpack per episode (rewritten
+    after each step), ``best/`` the best program and its diff per episode, ``report.html`` the page.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, facts: Mapping[str, object]) -> None:
+        write_atomic(self.path / "run.json", json.dumps(facts, indent=1, default=str).encode())
+
+    def facts(self) -> dict[str, object]:
+        try:
+            loaded = json.loads((self.path / "run.json").read_text())
+        except (OSError, ValueError) as error:
+            raise KbError(
+                f"{self.path} is no run folder ({error}); name one made by kb run or kb compare"
+            ) from error
+        return dict(loaded)
+
+    def save(self, episode: Episode) -> None:
+        """Store the episode as it stands, finished or not."""
+        name = episode_name(episode.task, episode.policy, episode.seed)
+        write_atomic(self.path / "episodes" / f"{name}.msgpack", pack(episode))
+
+    def finish(self, episode: Episode) -> None:
+        """Store a finished episode with its best program and diff."""
+        name = episode_name(episode.task, episode.policy, episode.seed)
+        text = episode.best.text.encode("utf-8", "surrogatepass")
+        write_atomic(self.path / "best" / f"{name}.cu", text)
+        write_atomic(
+            self.path / "best" / f"{name}.diff", unified_diff(episode).encode("utf-8", "surrogatepass")
+        )
+        self.save(episode)
+
+    def load(self, name: str) -> Episode | None:
+        """One finished episode by its stem, or None if it is missing, unfinished or damaged."""
+        path = self.path / "episodes" / f"{name}.msgpack"
+        if not path.exists():
+            return None
+        try:
+            episode = unpack(Episode, path.read_bytes())
+        except RecordError:
+            return None
+        return None if episode.ended == "running" else episode
+
+    def episodes(self) -> Iterator[Episode]:
+        """Every readable episode, in order of file name."""
+        for path in sorted((self.path / "episodes").glob("*.msgpack")):
+            try:
+                yield unpack(Episode, path.read_bytes())
+            except RecordError as error:
+                raise KbError(
+                    f"{path} is damaged ({error}); delete it and run again with --resume"
+                ) from error
