@@ -1,0 +1,101 @@
+"""The catalogue of source transforms: what can be tried on a kernel without understanding it.
+
+Each transform is a pure function of a text and a variant number that gives a new text, or None where
+it does not apply. Structural ones match an exact pattern on the syntax tree and keep the meaning of
+what they match; whatever is left to doubt (a constant whose value the program relies on in a way
+the tree does not show) the evaluator's verification finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kb_env import transform_constants, transform_qualifiers
+from kb_env.transform_constants import Constant, constants, set_constant
+from kb_env.transform_tree import Source, parse
+
+__all__ = ["CATALOGUE", "Constant", "Transform", "applicable", "constants", "set_constant"]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """One way to rewrite a program. ``apply(text, variant)`` with ``0 <= variant < variants``.
+
+    ``technique`` is the word for it that memories and reports group by.
+    """
+
+    name: str
+    summary: str
+    apply: Callable[[str, int], str | None]
+    variants: int
+    technique: str
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A rewrite that parses its input, and passes on only clean, changed texts. Picklable, cached."""
+
+    rewrite: Callable[[Source, int], str | None]
+
+    def __call__(self, text: str, variant: int) -> str | None:
+        return _apply(self.rewrite, text, variant)
+
+
+@lru_cache(maxsize=8192)
+def _apply(rewrite: Callable[[Source, int], str | None], text: str, variant: int) -> str | None:
+    source = parse(text)
+    result = rewrite(source, variant) if source is not None and variant >= 0 else None
+    return result if result is not None and result != text and parse(result) is not None else None
+
+
+def _transform(
+    rewrite: Callable[[Source, int], str | None], variants: int, technique: str, summary: str
+) -> Transform:
+    return Transform(rewrite.__name__, summary, _Checked(rewrite), variants, technique)
+
+
+CATALOGUE: tuple[Transform, ...] = (
+    _transform(
+        transform_constants.change_constant,
+        transform_constants.SLOTS * len(transform_constants.FACTORS),
+        "constants",
+        "multiply a tunable compile-time constant by 2, 1/2, 4 or 1/4",
+    ),
+    _transform(
+        transform_constants.block_literals,
+        len(transform_constants.FACTORS),
+        "block size",
+        "multiply a literal block size by 2, 1/2, 4 or 1/4, with its grid",
+    ),
+    _transform(
+        transform_constants.launch_bounds,
+        4,
+        "launch bounds",
+        "declare the block size to the compiler, with 0, 2, 4 or 8 resident blocks",
+    ),
+    _transform(transform_qualifiers.add_const, 1, "qualifiers", "const on pointers that are only read"),
+    _transform(transform_qualifiers.add_restrict, 3, "qualifiers", "__restrict__ on separate buffers"),
+    _transform(transform_qualifiers.read_only_loads, 1, "read-only loads", "__ldg on const pointers"),
+    _transform(
+        transform_qualifiers.unroll,
+        transform_qualifiers.LOOP_SLOTS * len(transform_qualifiers.UNROLL),
+        "unrolling",
+        "unroll one of the first loops by 2, 4, 8 or fully",
+    ),
+    _transform(
+        transform_qualifiers.reciprocal, 1, "arithmetic", "divide once before a loop, multiply inside it"
+    ),
+)
+
+
+@lru_cache(maxsize=2048)
+def _applicable(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = ((i, v) for i, item in enumerate(CATALOGUE) for v in range(item.variants))
+    return tuple((i, v) for i, v in pairs if CATALOGUE[i].apply(text, v) is not None)
+
+
+def applicable(text: str) -> list[tuple[int, int]]:
+    """All (position in CATALOGUE, variant) pairs that change this text, in catalogue order."""
+    return list(_applicable(text))
