@@ -1,0 +1,207 @@
+"""The vector index: exact below 10,000 entries, hnswlib above. A cache, never the truth.
+
+hnswlib loads damaged files silently or crashes the process, saves to a full disk without an error
+and raises on k above the count. So a saved index stands beside a header with its size and CRC, is
+written under a temporary name, is read back and compared before the header is renamed into place,
+and is loaded only if every byte matches; anything else means: rebuild from the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import hnswlib
+import numpy as np
+from numpy.typing import NDArray
+
+from memory.embed import Vector
+
+#: Below this many vectors a full matrix product is both exact and fast enough.
+EXACT_LIMIT = 10_000
+
+
+@dataclass(frozen=True)
+class IndexHeader:
+    """What a saved index was made of; it is used only if all of it matches."""
+
+    count: int
+    dimension: int
+    space: str
+    generation: str
+    segment: int
+    offset: int
+    embedder: str
+    nbytes: int
+    crc: int
+    file: str
+
+
+def crc_of(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+class VectorIndex:
+    """Unit vectors by row number, most similar first (cosine by inner product)."""
+
+    def __init__(self, dimension: int, exact_limit: int = EXACT_LIMIT, threads: int = 2) -> None:
+        self.dimension = dimension
+        self.exact_limit = exact_limit
+        self.threads = threads
+        self.count = 0
+        self._matrix = np.zeros((0, dimension), np.float32)
+        self._graph: Any = None
+
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        """Append rows; their numbers are ``count``, ``count + 1``, ..."""
+        first, total = self.count, self.count + len(vectors)
+        if self._graph is None and total > self.exact_limit:
+            self._graph = self._new_graph(max(total, 2 * self.exact_limit))
+            self._insert(self._matrix[: self.count], 0)
+            self._matrix = np.zeros((0, self.dimension), np.float32)
+        if self._graph is not None:
+            self._insert(vectors, first)
+        else:
+            if total > len(self._matrix):
+                grown = np.zeros((max(total, 2 * len(self._matrix), 64), self.dimension), np.float32)
+                grown[: self.count] = self._matrix[: self.count]
+                self._matrix = grown
+            self._matrix[first:total] = vectors
+        self.count = total
+
+    def _new_graph(self, capacity: int) -> Any:
+        graph = hnswlib.Index(space="ip", dim=self.dimension)
+        graph.init_index(max_elements=capacity, ef_construction=120, M=16, random_seed=1)
+        graph.set_num_threads(self.threads)
+        graph.set_ef(96)
+        return graph
+
+    def _insert(self, vectors: NDArray[np.float32], first: int) -> None:
+        needed = first + len(vectors)
+        if needed > self._graph.get_max_elements():
+            self._graph.resize_index(max(needed, int(1.5 * self._graph.get_max_elements())))
+        if len(vectors):
+            self._graph.add_items(vectors, np.arange(first, needed), num_threads=self.threads)
+
+    def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        if self._graph is None:
+            return self._matrix[rows]
+        return np.asarray(self._graph.get_items(rows), np.float32)
+
+    def exact(
+        self, query: Vector, rows: NDArray[np.int64], k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The k best of ``rows`` by a full product: the oracle of the approximate search."""
+        if not len(rows) or k < 1:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        best_rows, best = [], []
+        for start in range(0, len(rows), 1 << 15):  # bounded memory however many rows
+            part = rows[start : start + (1 << 15)]
+            scores = self.vectors(part) @ query
+            best_rows.append(part)
+            best.append(scores)
+        scores, numbers = np.concatenate(best), np.concatenate(best_rows)
+        top = np.lexsort((numbers, -scores))[:k]
+        return numbers[top], scores[top]
+
+    def search(
+        self, query: Vector, k: int, allowed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Up to k rows for which ``allowed`` (one flag a row) holds, most similar first."""
+        rows = np.flatnonzero(allowed[: self.count])
+        if self._graph is None or len(rows) <= self.exact_limit:
+            return self.exact(query, rows, k)
+        accept: Callable[[int], bool] | None = None
+        if len(rows) < self.count:
+            accept = allowed.item
+        wanted = min(k, len(rows))
+        self._graph.set_ef(max(96, 4 * wanted))
+        try:
+            found, distance = self._graph.knn_query(query[None, :], k=wanted, num_threads=1, filter=accept)
+        except RuntimeError:  # the filtered walk found fewer than k: the exact answer always exists
+            return self.exact(query, rows, k)
+        return found[0].astype(np.int64), 1.0 - distance[0]
+
+    # -- the cache on disk ---------------------------------------------------------------------
+
+    def save(self, folder: Path, generation: str, position: tuple[int, int], embedder: str) -> None:
+        """Save beside the log; on any failure the old cache stays in force (or none)."""
+        name = f"index-{secrets.token_hex(6)}.bin"
+        path = folder / name
+        try:
+            if self._graph is not None:
+                self._graph.save_index(str(path))
+            else:
+                path.write_bytes(self._matrix[: self.count].tobytes())
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            if self._graph is None and path.stat().st_size != self.count * self.dimension * 4:
+                raise OSError("short write")
+            header = IndexHeader(
+                self.count,
+                self.dimension,
+                "ip",
+                generation,
+                *position,
+                embedder,
+                path.stat().st_size,
+                crc_of(path),
+                name,
+            )
+            if self._graph is not None and not _loads(path, self.dimension, self.count):
+                raise OSError("the saved index does not load")
+            temporary = folder / f"{name}.json"
+            temporary.write_text(json.dumps(asdict(header)))
+            os.replace(temporary, folder / "index.json")
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+        for old in folder.glob("index-*.bin"):
+            if old.name != name:
+                with contextlib.suppress(FileNotFoundError):
+                    old.unlink()
+
+    def load(self, folder: Path, generation: str, embedder: str) -> IndexHeader | None:
+        """Fill from the cache if it matches to the last byte; None means rebuild."""
+        try:
+            header = IndexHeader(**json.loads((folder / "index.json").read_text()))
+            path = folder / header.file
+            fits = (
+                header.generation == generation
+                and header.embedder == embedder
+                and header.dimension == self.dimension
+                and header.space == "ip"
+                and Path(header.file).name == header.file
+                and path.stat().st_size == header.nbytes
+                and crc_of(path) == header.crc
+            )
+            if not fits:
+                return None
+            if header.count <= self.exact_limit:
+                flat = np.frombuffer(path.read_bytes(), np.float32)
+                self._matrix = flat.reshape(header.count, self.dimension).copy()
+            else:
+                graph = hnswlib.Index(space="ip", dim=self.dimension)
+                graph.load_index(str(path), max_elements=int(1.2 * header.count) + 1000)
+                graph.set_num_threads(self.threads)
+                self._graph = graph
+        except (OSError, ValueError, TypeError, RuntimeError):
+            return None
+        self.count = header.count
+        return header
+
+
+def _loads(path: Path, dimension: int, count: int) -> bool:
+    """Whether hnswlib wrote the whole file: its size must hold ``count`` level-0 records at least."""
+    return path.stat().st_size >= count * dimension * 4

@@ -1,0 +1,312 @@
+"""The append-only log: length- and CRC-framed payloads in segment files. It is the truth.
+
+A frame is ``marker(8) length(4) crc(4) payload``. The marker is random per segment (it stands in
+the file's name), so that a program text inside a payload cannot imitate a frame: after damage the
+reader looks for the next marker whose CRC holds and goes on from there. Appends are made under one
+``flock``; a torn tail left by a killed writer is moved to ``torn/`` and cut off by the next one.
+Compaction writes a new generation folder and switches to it with one rename of ``CURRENT``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kb_env.types import KbError
+
+HEAD = struct.Struct("<8sII")
+MAX_PAYLOAD = 1 << 28
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """Where a frame begins: segment number and byte offset."""
+
+    segment: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes that are no valid frames. ``kind`` is ``middle`` (skipped) or ``tail`` (torn write)."""
+
+    segment: int
+    offset: int
+    nbytes: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    number: int
+    marker: bytes
+    path: Path
+
+
+def frame(marker: bytes, payload: bytes) -> bytes:
+    head = HEAD.pack(marker, len(payload), 0)
+    return HEAD.pack(marker, len(payload), zlib.crc32(payload, zlib.crc32(head))) + payload
+
+
+def frame_at(data: bytes | memoryview, offset: int, marker: bytes) -> bytes | None:
+    """Payload of the frame that begins at ``offset``, or None if there is no whole valid one."""
+    if offset + HEAD.size > len(data):
+        return None
+    found, length, crc = HEAD.unpack_from(data, offset)
+    end = offset + HEAD.size + length
+    if found != marker or length > MAX_PAYLOAD or end > len(data):
+        return None
+    payload = bytes(data[offset + HEAD.size : end])
+    return payload if zlib.crc32(payload, zlib.crc32(HEAD.pack(marker, length, 0))) == crc else None
+
+
+def frames(data: bytes, start: int, marker: bytes) -> Iterator[tuple[int, bytes | None]]:
+    """(offset, payload) of each valid frame from ``start``; (offset, None) begins a damaged stretch.
+
+    The last item may be such a stretch: it then reaches to the end of ``data`` (a torn tail, or a
+    frame that is still being written).
+    """
+    offset = start
+    while offset < len(data):
+        payload = frame_at(data, offset, marker)
+        if payload is not None:
+            yield offset, payload
+            offset += HEAD.size + len(payload)
+            continue
+        yield offset, None
+        offset = data.find(marker, offset + 1)
+        while offset >= 0 and frame_at(data, offset, marker) is None:
+            offset = data.find(marker, offset + 1)
+        if offset < 0:
+            return
+
+
+def sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Log:
+    """One log in a folder, shared by any number of processes.
+
+    ``sync``: ``record`` fsyncs every append, ``batch`` every :meth:`flush` and new segment,
+    ``none`` leaves it to the operating system (a kill loses nothing; a power cut may).
+    An append is acknowledged when :meth:`append` returns.
+    """
+
+    def __init__(self, folder: Path, sync: str = "batch", segment_bytes: int = 64 << 20) -> None:
+        if sync not in ("record", "batch", "none"):
+            raise KbError(f"sync must be record, batch or none, not {sync!r}")
+        self.folder = folder
+        self.sync = sync
+        self.segment_bytes = segment_bytes
+        self.cut: list[Damage] = []
+        self._tail: tuple[Path, int] | None = None  # last segment and its known valid end
+        self._write: tuple[Path, int] | None = None  # open descriptor of the last segment
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise KbError(f"cannot create {folder}: {error.strerror}; choose another folder") from error
+
+    # -- generations and segments ------------------------------------------------------------
+
+    @property
+    def generation(self) -> str:
+        """Name of the generation folder in use."""
+        try:
+            return (self.folder / "CURRENT").read_text().strip() or "gen-000001"
+        except FileNotFoundError:
+            return "gen-000001"
+
+    def segments(self) -> list[Segment]:
+        folder = self.folder / self.generation
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(folder):
+                number, _, marker = name.partition("-")
+                if name.endswith(".seg") and number.isdigit():
+                    found.append(Segment(int(number), bytes.fromhex(marker[:-4]), folder / name))
+        return sorted(found, key=lambda item: item.number)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """The one writer lock; released by the kernel if its holder dies."""
+        handle = os.open(self.folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _new_segment(self, number: int, generation: str) -> Segment:
+        folder = self.folder / generation
+        folder.mkdir(parents=True, exist_ok=True)
+        marker = secrets.token_bytes(8)
+        path = folder / f"{number:06d}-{marker.hex()}.seg"
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        sync_folder(folder)
+        return Segment(number, marker, path)
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def append(self, payloads: Sequence[bytes]) -> list[Position]:
+        """Append payloads as one batch; returns where each one stands.
+
+        Raises:
+            KbError: if the disk is full or the folder cannot be written; nothing is then half kept.
+        """
+        for payload in payloads:
+            if len(payload) > MAX_PAYLOAD:
+                raise KbError(f"an entry of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
+        with self.locked():
+            segment, end = self._valid_end()
+            if end >= self.segment_bytes:
+                segment, end = self._new_segment(segment.number + 1, self.generation), 0
+            positions, blob, offset = [], bytearray(), end
+            for payload in payloads:
+                positions.append(Position(segment.number, offset))
+                piece = frame(segment.marker, payload)
+                blob += piece
+                offset += len(piece)
+            self._write_at(segment, bytes(blob), end)
+            self._tail = (segment.path, end + len(blob))
+        return positions
+
+    def _descriptor(self, path: Path) -> int:
+        if self._write is None or self._write[0] != path:
+            self.close()
+            self._write = (path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return self._write[1]
+
+    def _write_at(self, segment: Segment, blob: bytes, end: int) -> None:
+        handle = self._descriptor(segment.path)
+        try:
+            done = 0
+            while done < len(blob):
+                done += os.pwrite(handle, blob[done:], end + done)
+            if self.sync == "record":
+                os.fsync(handle)
+        except OSError as error:
+            os.ftruncate(handle, end)
+            raise KbError(
+                f"cannot append to {segment.path}: {error.strerror}; free space, nothing was lost"
+            ) from error
+
+    def _valid_end(self) -> tuple[Segment, int]:
+        """Last segment and its valid end, with a torn tail moved away; needs the lock."""
+        segments = self.segments()
+        segment = segments[-1] if segments else self._new_segment(1, self.generation)
+        size = segment.path.stat().st_size
+        known = self._tail[1] if self._tail is not None and self._tail[0] == segment.path else 0
+        if size == known:
+            return segment, size
+        data = segment.path.read_bytes()
+        stretch = None
+        for offset, payload in frames(data, known if known <= size else 0, segment.marker):
+            stretch = offset if payload is None else None
+        if stretch is None:
+            return segment, size
+        self._cut_tail(segment, stretch, data[stretch:])
+        return segment, stretch
+
+    def _cut_tail(self, segment: Segment, end: int, rest: bytes) -> None:
+        torn = self.folder / "torn"
+        torn.mkdir(exist_ok=True)
+        (torn / f"{self.generation}-{segment.number:06d}-{end}-{secrets.token_hex(4)}").write_bytes(rest)
+        os.truncate(segment.path, end)
+        self.cut.append(Damage(segment.number, end, len(rest), "tail"))
+
+    def flush(self) -> None:
+        """Make everything appended so far survive a power cut."""
+        if self._write is not None:
+            os.fsync(self._write[1])
+
+    def close(self) -> None:
+        if self._write is not None:
+            os.close(self._write[1])
+            self._write = None
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def scan(
+        self, start: Position | None = None, damage: list[Damage] | None = None
+    ) -> Iterator[tuple[Position, bytes]]:
+        """Every valid payload from ``start`` on, in order of writing; what is skipped goes to ``damage``."""
+        segments = self.segments()
+        for segment in segments:
+            if start is not None and segment.number < start.segment:
+                continue
+            begin = start.offset if start is not None and segment.number == start.segment else 0
+            data = segment.path.read_bytes()
+            bad: int | None = None
+            for offset, payload in frames(data, begin, segment.marker):
+                if bad is not None and damage is not None:
+                    damage.append(Damage(segment.number, bad, offset - bad, "middle"))
+                bad = offset if payload is None else None
+                if payload is not None:
+                    yield Position(segment.number, offset), payload
+            if bad is not None and damage is not None:
+                kind = "tail" if segment is segments[-1] else "middle"
+                damage.append(Damage(segment.number, bad, len(data) - bad, kind))
+
+    def read(self, position: Position) -> bytes:
+        """The payload at a position; KbError if it is damaged or gone."""
+        for segment in self.segments():
+            if segment.number == position.segment:
+                with segment.path.open("rb") as file:
+                    file.seek(position.offset)
+                    head = file.read(HEAD.size)
+                    if len(head) == HEAD.size:
+                        length = min(HEAD.unpack(head)[1], MAX_PAYLOAD)
+                        payload = frame_at(head + file.read(length), 0, segment.marker)
+                        if payload is not None:
+                            return payload
+        raise KbError(f"entry at {position} cannot be read: run kb memory verify {self.folder.parent}")
+
+    # -- compaction --------------------------------------------------------------------------
+
+    def rewrite(self, payloads: Iterable[bytes]) -> None:
+        """Replace the whole log by ``payloads``: a new generation, then one rename. Needs the lock."""
+        old = self.generation
+        name = f"gen-{int(old.split('-')[1]) + 1:06d}"
+        shutil.rmtree(self.folder / name, ignore_errors=True)  # a compaction that was killed
+        number, segment, file = 1, self._new_segment(1, name), None
+        try:
+            file = segment.path.open("r+b")
+            for payload in payloads:
+                if file.tell() >= self.segment_bytes:
+                    file.flush()
+                    os.fsync(file.fileno())
+                    file.close()
+                    number += 1
+                    segment = self._new_segment(number, name)
+                    file = segment.path.open("r+b")
+                file.write(frame(segment.marker, payload))
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            raise KbError(f"cannot compact {self.folder}: {error.strerror}; the log is unchanged") from error
+        finally:
+            if file is not None:
+                file.close()
+        temporary = self.folder / "CURRENT.new"
+        temporary.write_text(name + "\n")
+        with temporary.open("rb") as marker:
+            os.fsync(marker.fileno())
+        os.replace(temporary, self.folder / "CURRENT")
+        sync_folder(self.folder)
+        self.close()
+        self._tail = None
+        shutil.rmtree(self.folder / old, ignore_errors=True)
