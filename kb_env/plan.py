@@ -7,6 +7,9 @@ into a buffer. The schema is versioned; whoever reads a plan checks it with :fun
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kb_env.types import KbError
@@ -165,3 +168,29 @@ def _check_launch(launch: Launch, buffers: int) -> None:
             raise KbError(f"plan names buffer {pointer.buffer} of {buffers}")
         if pointer.offset < 0 or pointer.offset + 8 > len(launch.parameters[pointer.parameter]):
             raise KbError(f"pointer outside parameter {pointer.parameter} of {launch.kernel}")
+
+
+def plan_digest(plan: LaunchPlan, rename: Callable[[str], str] = str) -> str:
+    """Hash of everything a plan says but its case's name.
+
+    ``rename`` maps kernel and symbol names before they are hashed (to leave out volatile parts).
+    """
+    state = hashlib.sha256()
+
+    def add(value: object) -> None:
+        if isinstance(value, bytes):
+            state.update(b"b%d:" % len(value) + value)
+        elif isinstance(value, tuple):
+            state.update(b"(%d" % len(value))
+            for item in value:
+                add(item)
+        elif dataclasses.is_dataclass(value):
+            state.update(type(value).__name__.encode() + b"{")
+            for f in dataclasses.fields(value):
+                item = getattr(value, f.name)
+                add(rename(item) if f.name in ("kernel", "name") else item)
+        else:
+            state.update(repr(value).encode() + b";")
+
+    add((plan.schema, plan.buffers, plan.operations, plan.attributes))
+    return state.hexdigest()[:32]

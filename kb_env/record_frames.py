@@ -1,0 +1,331 @@
+"""The recorder's binary record, parsed as hostile bytes, and two records merged into one plan."""
+
+from __future__ import annotations
+
+import signal
+import struct
+from dataclasses import dataclass
+
+from kb_env.plan import (
+    PLAN_SCHEMA,
+    Buffer,
+    Copy,
+    Dim,
+    Fill,
+    KernelAttribute,
+    Launch,
+    LaunchPlan,
+    Operation,
+    Pointer,
+    Upload,
+)
+from kb_env.types import Status
+
+#: Most operations, buffers and parameters of one plan.
+OPERATION_LIMIT = 65536
+BUFFER_LIMIT = 240
+NAME_LIMIT = 4096
+
+_ATTRIBUTES = {1: "max_dynamic_shared", 2: "shared_carveout", 3: "non_portable_cluster"}
+Layout = tuple[int, int, int]
+
+
+class RecordFault(Exception):
+    """Why a candidate's launcher gave no plan."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class RawLaunch:
+    kernel: str
+    grid: Dim
+    block: Dim
+    cluster: Dim
+    cooperative: bool
+    shared_bytes: int
+    stream: int
+    parameters: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class RawFill:
+    address: int
+    byte: int
+    nbytes: int
+    stream: int
+
+
+@dataclass(frozen=True)
+class RawCopy:
+    target: int
+    source: int
+    nbytes: int
+    stream: int
+
+
+@dataclass(frozen=True)
+class RawUpload:
+    target: int
+    data: bytes
+    stream: int
+
+
+RawOperation = RawLaunch | RawFill | RawCopy | RawUpload
+
+
+@dataclass(frozen=True)
+class CaseRecord:
+    """What one process did for one case; ``memory`` holds (kind, name, bytes) in order of address."""
+
+    memory: tuple[tuple[str, str, int], ...]
+    operations: tuple[RawOperation, ...]
+    attributes: tuple[KernelAttribute, ...]
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.data) - self.at:
+            raise RecordFault(Status.CRASHED, "the launcher left a broken record")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def numbers(self, form: str) -> tuple[int, ...]:
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
+
+    def text(self) -> str:
+        (size,) = self.numbers("I")
+        if size > NAME_LIMIT:
+            raise RecordFault(Status.CRASHED, "the launcher left a broken record")
+        return self.take(size).decode("utf-8", "replace")
+
+    @property
+    def done(self) -> bool:
+        return self.at >= len(self.data)
+
+
+def parse(data: bytes, cases: int) -> list[CaseRecord]:
+    """Records of the cases in order, as far as the recorder came.
+
+    Raises:
+        RecordFault: for the first case whose launcher did not return, with what ended it.
+    """
+    reader = _Reader(data)
+    found: list[CaseRecord] = []
+    while not reader.done and len(found) < cases:
+        index, status, size = reader.numbers("QQQ")
+        if index != len(found):
+            raise RecordFault(Status.CRASHED, "the launcher left a broken record")
+        found.append(_parse_case(reader.take(size), status))
+    return found
+
+
+def _parse_case(data: bytes, status: int) -> CaseRecord:
+    reader = _Reader(data)
+    memory: list[tuple[str, str, int]] = []
+    operations: list[RawOperation] = []
+    attributes: dict[tuple[str, str], int] = {}
+    failed: str | None = None
+    ended = False
+    while not reader.done and not ended:
+        (code,) = reader.numbers("B")
+        if code == 1:
+            operations.append(_launch(reader))
+        elif code == 2:
+            operations.append(RawFill(*reader.numbers("QBQI")))
+        elif code == 3:
+            operations.append(RawCopy(*reader.numbers("QQQI")))
+        elif code == 4:
+            target, size = reader.numbers("QQ")
+            content = reader.take(size)
+            operations.append(RawUpload(target, content, *reader.numbers("I")))
+        elif code == 5:
+            kernel, (which, value) = reader.text(), reader.numbers("Ii")
+            attributes[kernel, _ATTRIBUTES.get(which, str(which))] = value
+        elif code == 6:
+            _, size = reader.numbers("QQ")
+            memory.append(
+                ("workspace", f"workspace{sum(kind == 'workspace' for kind, _, _ in memory)}", size)
+            )
+        elif code == 7:
+            name, (_, size) = reader.text(), reader.numbers("QQ")
+            memory.append(("symbol", name, size))
+        elif code == 8:
+            raise RecordFault(
+                Status.REFUSED, f"the launcher calls {reader.text()}, which a launch plan cannot express"
+            )
+        elif code == 9:
+            ended = True
+        elif code == 10:
+            failed = f"the launch of {reader.text()} fails: {reader.text()}"
+        elif code != 11:
+            raise RecordFault(Status.CRASHED, "the launcher left a broken record")
+        if code == 1:
+            failed = None
+        if len(operations) > OPERATION_LIMIT or len(memory) > BUFFER_LIMIT:
+            raise RecordFault(
+                Status.REFUSED, f"a plan may have {OPERATION_LIMIT} operations and {BUFFER_LIMIT} buffers"
+            )
+    if not ended:
+        raise RecordFault(Status.CRASHED, _how(status) + (f"; {failed}" if failed else ""))
+    if failed:
+        raise RecordFault(Status.CRASHED, failed)
+    found = tuple(
+        KernelAttribute(kernel, name, value) for (kernel, name), value in sorted(attributes.items())
+    )
+    return CaseRecord(tuple(memory), tuple(operations), found)
+
+
+def _launch(reader: _Reader) -> RawLaunch:
+    kernel = reader.text()
+    numbers = reader.numbers("9I")
+    cooperative, shared, stream, count = reader.numbers("BQII")
+    parameters = []
+    for _ in range(count):
+        (size,) = reader.numbers("I")
+        parameters.append(reader.take(size))
+    grid, block, cluster = numbers[0:3], numbers[3:6], numbers[6:9]
+    return RawLaunch(kernel, grid, block, cluster, bool(cooperative), shared, stream, tuple(parameters))  # type: ignore[arg-type]
+
+
+def _how(status: int) -> str:
+    """A wait status in words."""
+    number = status & 0x7F
+    if number == 0:
+        code = status >> 8 & 0xFF
+        if code == 96:
+            return "the launcher issues more than a plan can hold"
+        return f"the launcher called exit({code})"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return f"the launcher crashed with {name}"
+
+
+def merge(
+    case: str,
+    arguments: tuple[tuple[str, int], ...],
+    records: tuple[CaseRecord, CaseRecord],
+    layouts: tuple[Layout, ...],
+) -> LaunchPlan:
+    """One plan out of the records made under two layouts of fake addresses.
+
+    Raises:
+        RecordFault: if anything but addresses differs.
+    """
+    one, two = records
+    if one.memory != two.memory or one.attributes != two.attributes:
+        raise _differs("its allocations or attributes")
+    if [type(item) for item in one.operations] != [type(item) for item in two.operations]:
+        raise _differs("its sequence of operations")
+    buffers = tuple(Buffer("argument", name, size) for name, size in arguments)
+    buffers += tuple(Buffer(kind, name, size) for kind, name, size in one.memory)
+    join = _Join(len(buffers), layouts)
+    operations = tuple(join.operation(a, b) for a, b in zip(one.operations, two.operations, strict=True))
+    return LaunchPlan(PLAN_SCHEMA, case, buffers, operations, one.attributes)
+
+
+def _differs(what: str) -> RecordFault:
+    return RecordFault(
+        Status.REFUSED,
+        f"plan depends on addresses, time or random numbers in {what}: it may depend on the sizes alone",
+    )
+
+
+@dataclass(frozen=True)
+class _Join:
+    buffers: int
+    layouts: tuple[Layout, ...]
+
+    def locate(self, address: int, layout: Layout) -> tuple[int, int] | None:
+        """Buffer and offset of a fake address; the offset may lie outside the buffer by up to 16 GiB."""
+        first, stride, _ = layout
+        index = round((address - first) / stride)
+        offset = address - (first + index * stride)
+        return (index, offset) if 0 <= index < self.buffers and abs(offset) < 1 << 34 else None
+
+    def place(self, one: int, two: int, what: str) -> tuple[int, int]:
+        found = self.locate(one, self.layouts[0])
+        if found is None or found != self.locate(two, self.layouts[1]):
+            raise _differs(what)
+        return found
+
+    def operation(self, one: RawOperation, two: RawOperation) -> Operation:
+        if isinstance(one, RawLaunch) and isinstance(two, RawLaunch):
+            return self.launch(one, two)
+        if isinstance(one, RawFill) and isinstance(two, RawFill):
+            same = (one.byte, one.nbytes, one.stream) == (two.byte, two.nbytes, two.stream)
+            buffer, offset = self.place(one.address, two.address, "a memset")
+            if same:
+                return Fill(buffer, offset, one.byte, one.nbytes, one.stream)
+        if isinstance(one, RawCopy) and isinstance(two, RawCopy):
+            target = self.place(one.target, two.target, "a copy")
+            source = self.place(one.source, two.source, "a copy")
+            if (one.nbytes, one.stream) == (two.nbytes, two.stream):
+                return Copy(*target, *source, one.nbytes, one.stream)
+        if isinstance(one, RawUpload) and isinstance(two, RawUpload):
+            buffer, offset = self.place(one.target, two.target, "an upload")
+            if (one.data, one.stream) == (two.data, two.stream):
+                return Upload(buffer, offset, one.data, one.stream)
+        raise _differs("a memory operation")
+
+    def launch(self, one: RawLaunch, two: RawLaunch) -> Launch:
+        shape = (one.kernel, one.grid, one.block, one.cluster, one.cooperative, one.shared_bytes, one.stream)
+        if shape != (
+            two.kernel,
+            two.grid,
+            two.block,
+            two.cluster,
+            two.cooperative,
+            two.shared_bytes,
+            two.stream,
+        ):
+            raise _differs(f"a launch of {one.kernel}")
+        if [len(p) for p in one.parameters] != [len(p) for p in two.parameters]:
+            raise _differs(f"a launch of {one.kernel}")
+        parameters: list[bytes] = []
+        pointers: list[Pointer] = []
+        for i, (a, b) in enumerate(zip(one.parameters, two.parameters, strict=True)):
+            data, found = self.relocate(i, a, b, one.kernel)
+            parameters.append(data)
+            pointers += found
+        return Launch(
+            one.kernel,
+            one.grid,
+            one.block,
+            one.shared_bytes,
+            tuple(parameters),
+            tuple(pointers),
+            one.cluster if one.cluster != (0, 0, 0) else None,
+            one.cooperative,
+            one.stream,
+        )
+
+    def relocate(self, parameter: int, one: bytes, two: bytes, kernel: str) -> tuple[bytes, list[Pointer]]:
+        """A parameter's bytes with addresses taken out, and where those go."""
+        out = bytearray(one)
+        pointers: list[Pointer] = []
+        at = 0
+        while at < len(one):
+            if at % 8 == 0 and at + 8 <= len(one) and one[at : at + 8] != two[at : at + 8]:
+                (a,), (b,) = struct.unpack_from("<Q", one, at), struct.unpack_from("<Q", two, at)
+                found = self.locate(a, self.layouts[0])
+                if found is not None and found == self.locate(b, self.layouts[1]):
+                    pointers.append(Pointer(parameter, at, *found))
+                    out[at : at + 8] = bytes(8)
+                    at += 8
+                    continue
+            if one[at] != two[at]:
+                # Padding that was never written shows the fill of either recording.
+                if (one[at], two[at]) != (self.layouts[0][2], self.layouts[1][2]):
+                    raise _differs(f"parameter {parameter} of {kernel}")
+                out[at] = 0
+            at += 1
+        return bytes(out), pointers
