@@ -1,0 +1,346 @@
+"""The analytic time model: counters of a plan's launches and a GPU description in, microseconds out.
+
+Every figure from here is *modelled*. One SM is a closed queueing network (network.py) whose
+customers are its resident warps; per warp the counters give the service time at each queue and the
+waiting outside of queues. A grid is worked off in full rounds of resident blocks and a last, partly
+filled one. Launches follow one another with a fixed gap; what one leaves in L2 the next one finds.
+
+Assumptions (constants in COSTS, from the first comparison with one H200 and public figures): one
+128-byte line or one shared-memory wavefront a clock in the L1; about 3.4 clocks for each atomic on
+one address; partly filled stores cost three L2 slots; PTX instructions stand for machine
+instructions except for moves; arithmetic has an instruction-level parallelism of about two.
+
+Uncertainty: each constant carries a relative standard error (SPREAD). A candidate and its baseline
+share the constants, so errors of what both spend the same share of their time on cancel: the
+variance of a log-ratio is the sum over the limits of (spread * difference of the shares)^2, where a
+share is the elasticity of the total time to that limit. The limiter is the largest share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kb_env.devices import Device, resident_blocks
+from kb_env.sim.counts import LaunchCounts
+from kb_env.sim.network import response
+from kb_env.sim.traffic import (
+    SECTOR,
+    Traffic,
+    launch_traffic,
+    left_in_l2,
+    load_lines,
+    store_lines,
+    whole_footprint,
+)
+
+#: Which queue serves which limit; limits that are not here are delays.
+QUEUES: dict[str, str] = {
+    "dram": "dram",
+    "l2": "l2",
+    "atomics": "atomics",
+    "global access": "l1",
+    "shared memory": "l1",
+    "issue": "issue",
+    "fp32": "fp32",
+    "fp64": "fp64",
+    "fp16": "fp16",
+    "int": "int",
+    "special": "special",
+    "convert": "convert",
+    "tensor": "tensor",
+}
+#: Limits whose service all SMs share: the fewer SMs work, the more each gets.
+DEVICE_WIDE = frozenset({"dram", "l2", "atomics"})
+DELAYS: tuple[str, ...] = ("memory latency", "dependency", "barriers")
+
+#: Relative standard error of each constant: judged from the residuals of the first H200 comparison.
+SPREAD: dict[str, float] = {
+    "dram": 0.06,
+    "l2": 0.15,
+    "atomics": 0.12,
+    "global access": 0.07,
+    "shared memory": 0.10,
+    "issue": 0.15,
+    "fp32": 0.10,
+    "fp64": 0.05,
+    "fp16": 0.15,
+    "int": 0.15,
+    "special": 0.12,
+    "convert": 0.15,
+    "tensor": 0.15,
+    "memory latency": 0.20,
+    "dependency": 0.30,
+    "barriers": 0.40,
+    "launch": 0.15,
+}
+
+#: Machine instructions for one PTX instruction of a class, where not one: ptxas removes most moves.
+ISSUED: dict[str, float] = {"other": 0.3, "fp64": 1.0, "special": 1.0, "control": 0.7, "predicate": 0.8}
+#: Clocks that a warp waits, beyond issuing, for one instruction of a class (half the pipe's latency).
+WAITS: dict[str, float] = {
+    "fp32": 1.5,
+    "fp64": 4.0,
+    "fp16": 1.5,
+    "int": 1.5,
+    "special": 9.0,
+    "convert": 4.0,
+    "tensor": 12.0,
+    "shared_load": 7.0,
+    "control": 1.0,
+    "predicate": 1.0,
+    "atomic": 2.0,
+}
+ATOMIC_CLOCKS = 3.4  # for each atomic on one and the same address
+BARRIER_CLOCKS = 28.0
+#: Warps that barriers keep in one phase: they load together and compute together.
+PHASE_WARPS = 8
+L1_NS_CLOCKS = 33.0
+SM_L2_BYTES = 64.0  # bytes a clock between one SM and L2
+
+
+@dataclass(frozen=True)
+class LaunchTime:
+    """One launch: microseconds, elasticities (``shares``, sum about 1), and what filled the Profile."""
+
+    kernel: str
+    us: float
+    shares: Mapping[str, float]
+    busy: Mapping[str, float]  # queue -> 0..1 over the launch
+    traffic: Traffic
+    occupancy: float  # resident warps over the maximum
+    waves: float
+    registers: int
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """Modelled time of one call of a program. ``limits`` is microseconds by limit, summing to ``us``."""
+
+    us: float
+    limits: Mapping[str, float]
+    limiter: str
+    uncertainty: float  # relative standard error of the absolute time
+    launches: tuple[LaunchTime, ...]
+
+    def share(self, name: str) -> float:
+        return self.limits.get(name, 0.0) / self.us if self.us > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one warp asks of the SM: nanoseconds by limit, and how the grid is laid out."""
+
+    work: Mapping[str, float]  # per warp, with all SMs active
+    warps_per_block: int
+    resident: int
+    blocks: int
+    slowest: float  # instructions of the busiest warp over the mean warp's
+    coupling: float  # 0: warps overlap freely; 1: barriers keep a group of warps in one phase
+
+
+def model_plan(
+    device: Device,
+    launches: Sequence[LaunchCounts],
+    registers: Mapping[str, int],
+    nbytes: Mapping[int, int],
+    moved_bytes: int = 0,
+    other_operations: int = 0,
+) -> Modelled:
+    """Modelled time of a recorded plan.
+
+    Args:
+        launches: counters of each kernel launch in order.
+        registers: registers per thread by kernel name (32 where absent).
+        nbytes: size of each plan buffer by index.
+        moved_bytes: bytes that fills and copies read or write beside the kernels.
+        other_operations: how many fills and copies there are.
+    """
+    cached: dict[int, float] = {}
+    times = []
+    for counts in launches:
+        footprint = whole_footprint(counts, nbytes)
+        times.append(_model_launch(device, counts, registers.get(counts.kernel, 32), footprint, cached))
+        cached = left_in_l2(device, footprint, cached)
+    limits: dict[str, float] = {}
+    for time in times:
+        for name, share in time.shares.items():
+            limits[name] = limits.get(name, 0.0) + share * time.us
+    steps = len(launches) + other_operations
+    limits["launch"] = device.launch_us + (steps - 1) * device.gap_us
+    limits["dram"] = limits.get("dram", 0.0) + moved_bytes / (device.dram_gbps * device.dram_efficiency * 1e3)
+    total = 0.0
+    for value in limits.values():
+        total += value
+    limiter = max(limits, key=lambda name: limits[name])
+    variance = 0.0
+    for name, value in limits.items():
+        variance += (SPREAD[name] * value / total) ** 2
+    return Modelled(total, limits, limiter, variance**0.5, tuple(times))
+
+
+def ratio_spread(candidate: Modelled, baseline: Modelled) -> float:
+    """Relative standard error of ``baseline.us / candidate.us`` (see the module's docstring)."""
+    variance = 0.0
+    for name in SPREAD:
+        variance += (SPREAD[name] * (candidate.share(name) - baseline.share(name))) ** 2
+    return variance**0.5
+
+
+def _model_launch(
+    device: Device,
+    counts: LaunchCounts,
+    registers: int,
+    footprint: Mapping[int, tuple[float, float]],
+    cached: Mapping[int, float],
+) -> LaunchTime:
+    threads = counts.block[0] * counts.block[1] * counts.block[2]
+    # A kernel that ran has room for one block; ptxas' limits say so even where our table does not.
+    resident = max(1, resident_blocks(device, registers, counts.shared_bytes, threads))
+    traffic = launch_traffic(device, counts, footprint, cached, resident)
+    load = _load(device, counts, traffic, resident)
+    base = _grid_ns(device, load, {})
+    shares = _elasticities(device, load, base)
+    warps = load.warps_per_block * load.resident
+    names = sorted(set(QUEUES.values()))
+    filled = min(1.0, load.blocks / (device.sm_count * load.resident))
+    demands = [_demand(load, queue, {}, 1.0) for queue in names]
+    # Busy over the whole launch: work of an average SM over the launch's time.
+    per_sm = load.blocks * load.warps_per_block / device.sm_count
+    busy = {n: min(1.0, d * per_sm / base) if base > 0 else 0.0 for n, d in zip(names, demands, strict=True)}
+    return LaunchTime(
+        kernel=counts.kernel,
+        us=base / 1e3,
+        shares=shares,
+        busy=busy,
+        traffic=traffic,
+        occupancy=warps / device.max_warps * filled,
+        waves=load.blocks / (device.sm_count * load.resident),
+        registers=registers,
+    )
+
+
+def _elasticities(device: Device, load: Load, base: float) -> dict[str, float]:
+    """Relative change of the time for a relative change of each limit's cost, normalised to sum 1."""
+    step = 0.03
+    raw = {}
+    for name, value in load.work.items():
+        if value > 0.0:
+            raw[name] = max(_grid_ns(device, load, {name: 1.0 + step}) - base, 0.0)
+    total = 0.0
+    for value in raw.values():
+        total += value
+    if total <= 0.0:
+        return {"issue": 1.0}
+    return {name: value / total for name, value in raw.items()}
+
+
+def _grid_ns(device: Device, load: Load, factors: Mapping[str, float]) -> float:
+    """Nanoseconds for the whole grid: full rounds of resident blocks, then the rest."""
+    slots = device.sm_count * load.resident
+    full, rest = divmod(load.blocks, slots)
+    whole = _round_ns(load, factors, load.resident, 1.0) if full else 0.0
+    time = full * whole
+    if rest:
+        active = min(device.sm_count, rest)
+        last = _round_ns(load, factors, -(-rest // device.sm_count), active / device.sm_count)
+        if full:
+            # Blocks of many rounds drift apart and fill the last one's gaps.
+            even = whole * rest / slots
+            last = even + max(last - even, 0.0) * 2.0 / (2.0 + full)
+        time += last
+    return time
+
+
+def _round_ns(load: Load, factors: Mapping[str, float], blocks: int, active: float) -> float:
+    """Nanoseconds until ``blocks`` blocks on each active SM have run; ``active`` is the SMs' share."""
+    demands = [_demand(load, queue, factors, active) for queue in sorted(set(QUEUES.values()))]
+    delay = 0.0
+    for name in DELAYS:
+        delay += load.work[name] * factors.get(name, 1.0)
+    # The busiest warp's extra instructions run with its own latency while the others are done.
+    delay *= load.slowest
+    free = response(demands, delay, blocks * load.warps_per_block)
+    if load.coupling <= 0.0:
+        return free
+    together = min(load.warps_per_block, PHASE_WARPS)
+    groups = max(1, blocks * load.warps_per_block // together)
+    bound = response([d * together for d in demands], delay, groups)
+    return load.coupling * bound + (1.0 - load.coupling) * free
+
+
+def _demand(load: Load, queue: str, factors: Mapping[str, float], active: float) -> float:
+    total = 0.0
+    for name, served_by in QUEUES.items():
+        if served_by == queue and name in load.work:
+            scale = active if name in DEVICE_WIDE else 1.0
+            total += load.work[name] * factors.get(name, 1.0) * scale
+    return total
+
+
+def _load(device: Device, counts: LaunchCounts, traffic: Traffic, resident: int) -> Load:
+    threads = counts.block[0] * counts.block[1] * counts.block[2]
+    warps_per_block = -(-threads // 32)
+    run = max(counts.blocks_run * warps_per_block, 1)  # warps that were counted
+    warps = counts.blocks_total * warps_per_block
+    clock = 1.0 / device.clock_ghz
+    work = _memory_work(device, counts, traffic, warps)
+    work["shared memory"] = (
+        clock
+        / run
+        * (counts.shared_load_wavefronts + counts.shared_store_wavefronts + counts.extra.get("shuffles", 0.0))
+    )
+    work["global access"] = (
+        clock / run * (load_lines(counts) + store_lines(counts) + counts.local_sectors / 4)
+    )
+    mix = counts.warp_instructions
+    issued = sum(number * ISSUED.get(name, 1.0) for name, number in mix.items()) / run
+    # Four schedulers: a queue of a quarter of the time and a delay of the rest (Seidmann et al. 1987).
+    work["issue"] = issued * clock / 4
+    for pipe in ("fp32", "fp64", "fp16", "int", "special", "convert"):
+        work[pipe] = mix.get(pipe, 0) * 32 / device.rates[pipe] * clock / run
+    macs = max(device.tensor_macs.get("float16", 0), 64)
+    work["tensor"] = counts.tensor_macs / macs * clock / run
+    waits = sum(mix.get(name, 0) * clocks for name, clocks in WAITS.items()) / run
+    work["dependency"] = (waits + 0.75 * issued) * clock
+    work["barriers"] = mix.get("barrier", 0) / run * BARRIER_CLOCKS * clock
+    mean = sum(mix.values()) / run
+    slowest = min(max(counts.max_warp_instructions / mean, 1.0), 4.0) if mean > 0 else 1.0
+    batches = counts.global_load_requests / run / max(counts.loads_in_flight, 1.0)
+    coupling = min(1.0, mix.get("barrier", 0) / run / max(batches, 1.0))
+    return Load(work, warps_per_block, resident, counts.blocks_total, slowest, coupling)
+
+
+def _memory_work(device: Device, counts: LaunchCounts, traffic: Traffic, warps: int) -> dict[str, float]:
+    """Nanoseconds per warp at the shared levels and in latency, with every SM active."""
+    clock = 1.0 / device.clock_ghz
+    dram_bytes = (traffic.dram_reads + traffic.dram_writes) * SECTOR
+    slots = traffic.l2_requests - traffic.stores + traffic.store_slots
+    l2_gbps = min(device.l2_gbps, SM_L2_BYTES * device.sm_count * device.clock_ghz)
+    missed = min(1.0, traffic.l1_misses / traffic.loads) if traffic.loads else 0.0
+    cold = min(missed, traffic.dram_reads / traffic.loads) if traffic.loads else 0.0
+    latency = cold * device.dram_ns + (missed - cold) * device.l2_ns + (1.0 - missed) * L1_NS_CLOCKS * clock
+    batches = traffic.load_requests / warps / max(counts.loads_in_flight, 1.0)
+    local = counts.local_requests * counts.blocks_total / max(counts.blocks_run, 1) / warps
+    per_warp = device.sm_count / warps
+    return {
+        "dram": dram_bytes / (device.dram_gbps * device.dram_efficiency) * per_warp,
+        "l2": slots * SECTOR / l2_gbps * per_warp,
+        "atomics": _hottest(counts) * ATOMIC_CLOCKS * clock * per_warp,
+        "memory latency": batches * latency + local * L1_NS_CLOCKS * clock * 0.5,
+    }
+
+
+def _hottest(counts: LaunchCounts) -> float:
+    """Atomic operations on the most wanted word, for the whole grid."""
+    if not counts.atomic_requests:
+        return 0.0
+    ratio = counts.blocks_total / max(counts.blocks_run, 1)
+    if "atomic_hottest" in counts.extra:
+        return counts.extra["atomic_hottest"] * ratio
+    lanes = counts.extra.get("atomic_lanes", float(counts.atomic_sectors + counts.atomic_conflicts))
+    words = counts.extra.get("atomic_words")
+    if words is None:
+        written = [item[1] for item in counts.footprint.values() if item[1] > 0]
+        words = 8.0 * min(written) if written else 8.0
+    return lanes * ratio / max(words, 1.0)
