@@ -46,8 +46,11 @@ _MIX = tuple(np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB
 class Embedder(Protocol):
     """Anything that maps a situation to a unit vector. ``version`` changes when vectors change."""
 
-    version: str
-    dimension: int
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def dimension(self) -> int: ...
 
     def embed(self, situation: Situation) -> Vector: ...
 

@@ -64,6 +64,8 @@ class Experience:
     message: str
     scale: float = 0.0
     predicted: float | None = None
+    #: which variant of the technique, where the policy can tell (such as ``change_constant:3``)
+    move: str = ""
     time: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
     #: unit vector of the situation before the step, float16 bytes, and the embedder that made it
@@ -144,12 +146,23 @@ class Recollection:
 
 @dataclass(frozen=True)
 class Holdout:
-    """What must never be recalled: an experiment's held-out tasks, operator families and GPUs."""
+    """What must never be recalled: an experiment's held-out tasks, operator families and GPUs.
+
+    Families count across suites: three matrix products of different names are one family.
+    """
 
     tasks: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     episodes: tuple[str, ...] = ()
+
+    def hides(self, experience: Experience) -> bool:
+        return (
+            experience.task in self.tasks
+            or experience.family in self.families
+            or experience.device in self.devices
+            or experience.episode in self.episodes
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,491 @@
+"""The episodic memory: add what happened, recall what is similar, ask the knowledge base.
+
+The log is the truth; rows, vectors and the knowledge base are rebuilt from it. Many processes may
+add at once; each sees the others' entries after :meth:`Memory.refresh`. A *snapshot* is a memory
+that does not refresh: rounds of rollouts read one while a single owner merges between rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kb_env.records import RecordError
+from kb_env.types import DTYPE_BYTES, Episode, Evaluation, Program, Status, StepRecord, Task, digest
+from memory.embed import Embedder, HashedEmbedder, Vector, from_bytes, to_bytes
+from memory.entries import (
+    Entry,
+    Experience,
+    Filter,
+    Forget,
+    Holdout,
+    Operation,
+    Recollection,
+    Situation,
+    Stored,
+    decode,
+    encode,
+    with_vector,
+)
+from memory.index import VectorIndex
+from memory.knowledge import Knowledge
+from memory.log import Damage, Log, Position
+
+#: A saved index older than this many entries is saved again on close.
+SAVE_AFTER = 1000
+
+COLUMNS = ("task", "family", "device", "status", "suite", "source", "episode")
+
+
+@dataclass(frozen=True)
+class Info:
+    """What ``kb memory info`` and ``verify`` report."""
+
+    experiences: int
+    programs: int
+    operations: int
+    forgotten: int
+    log_bytes: int
+    index: str
+    damage: tuple[Damage, ...]
+    unreadable: int
+
+
+def task_scale(task: Task) -> float:
+    """log10 of the elements of all arguments in the first bench case."""
+    sizes = task.bench[0].sizes
+    total = sum(
+        argument.nbytes(sizes) / DTYPE_BYTES[argument.dtype] for argument in task.arguments if argument.shape
+    )
+    return math.log10(max(1.0, total))
+
+
+class Rows:
+    """What filters need of every experience, as growing columns of small codes."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, dict[str, int]] = {name: {} for name in COLUMNS}
+        self._table = np.zeros((64, len(COLUMNS) + 2), np.int64)  # codes, segment, offset
+        self._time = np.zeros(64)
+        self._alive = np.zeros(64, np.bool_)
+        self.count = 0
+
+    def add(self, experience: Experience, position: Position) -> None:
+        if self.count == len(self._table):
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+            self._time = np.concatenate([self._time, np.zeros_like(self._time)])
+            self._alive = np.concatenate([self._alive, np.zeros_like(self._alive)])
+        row = [
+            self.codes[name].setdefault(getattr(experience, name), len(self.codes[name])) for name in COLUMNS
+        ]
+        self._table[self.count] = (*row, position.segment, position.offset)
+        self._time[self.count] = experience.time
+        self._alive[self.count] = True
+        self.count += 1
+
+    def kill(self, row: int) -> None:
+        self._alive[row] = False
+
+    def position(self, row: int) -> Position:
+        segment, offset = self._table[row, len(COLUMNS) :]
+        return Position(int(segment), int(offset))
+
+    def value(self, row: int, column: str) -> int:
+        return int(self._table[row, COLUMNS.index(column)])
+
+    def allowed(self, wanted: Filter, holdout: Holdout) -> NDArray[np.bool_]:
+        """One flag a row: alive, wanted, and not held out."""
+        mask = self._alive[: self.count].copy()
+        wishes = (
+            ("task", wanted.tasks),
+            ("family", wanted.families),
+            ("device", wanted.devices),
+            ("status", wanted.statuses),
+            ("suite", wanted.suites),
+            ("source", wanted.sources),
+        )
+        for name, values in wishes:
+            if values:
+                mask &= self._among(name, values)
+        bans = (
+            ("task", holdout.tasks),
+            ("family", holdout.families),
+            ("device", holdout.devices),
+            ("episode", holdout.episodes),
+        )
+        for name, values in bans:
+            if values:
+                mask &= ~self._among(name, values)
+        if wanted.since is not None:
+            mask &= self._time[: self.count] >= wanted.since
+        if wanted.until is not None:
+            mask &= self._time[: self.count] < wanted.until
+        return mask
+
+    def _among(self, name: str, values: Sequence[str]) -> NDArray[np.bool_]:
+        codes = [self.codes[name][value] for value in values if value in self.codes[name]]
+        return np.isin(self._table[: self.count, COLUMNS.index(name)], codes)
+
+
+class Memory:
+    """An episodic memory in a folder.
+
+    Args:
+        folder: made if missing; holds ``log/`` and the index cache.
+        embedder: vectors of another embedder found in the log are made anew.
+        sync: fsync policy of the log (``record``, ``batch`` or ``none``).
+        frozen: never refresh, never write: a snapshot for rollouts.
+        holdout: experiences that this reader must not see in any form, the knowledge base included.
+            A program that only held-out steps refer to stays unreachable, since nothing names it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        embedder: Embedder | None = None,
+        sync: str = "batch",
+        frozen: bool = False,
+        holdout: Holdout = Holdout(),
+    ) -> None:
+        self.folder = Path(folder)
+        self.embedder: Embedder = embedder or HashedEmbedder()
+        self.log = Log(self.folder / "log", sync)
+        self.frozen = frozen or holdout != Holdout()
+        self.holdout = holdout
+        self._reset()
+        self._load()
+
+    def _reset(self) -> None:
+        self.rows = Rows()
+        self.index = VectorIndex(self.embedder.dimension)
+        self.knowledge = Knowledge()
+        self.damage: list[Damage] = []
+        self.unreadable = 0
+        self._generation = self.log.generation
+        self._next: Position | None = None
+        self._row_of: dict[str, int] = {}
+        self._programs: dict[str, Position] = {}
+        self._operations: set[str] = set()
+        self._forgotten: set[str] = set()
+        self._saved = 0
+        self._index_state = "rebuilt"
+
+    # -- reading the log -----------------------------------------------------------------------
+
+    def _load(self) -> None:
+        known, header = 0, None
+        if self.holdout == Holdout():  # the cache numbers all rows, this reader only some
+            header = self.index.load(self.folder, self._generation, self.embedder.version)
+        if header is not None:
+            known, self._index_state = header.count, "loaded"
+        self._read(skip_vectors=known)
+        if self.index.count != self.rows.count:  # the cache knew more rows than the log holds
+            self._reset()
+            self._read()
+        self._saved = known if self._index_state == "loaded" else 0
+
+    def refresh(self) -> None:
+        """See what other processes have added since."""
+        if self.frozen:
+            return
+        if self.log.generation != self._generation:
+            self._reset()
+        self._read()
+
+    def _read(self, skip_vectors: int = 0) -> None:
+        vectors: list[Vector] = []
+        pending: list[Experience | Operation] = []
+        damage: list[Damage] = []
+        for position, payload in self.log.scan(self._next, damage):
+            self._next = Position(position.segment, position.offset + 16 + len(payload))
+            try:
+                entry = decode(payload)
+            except RecordError:
+                self.unreadable += 1
+                continue
+            self._take(entry, position, vectors, pending, skip_vectors)
+            if len(vectors) >= 4096:
+                self.index.add(np.stack(vectors))
+                vectors.clear()
+        if vectors:
+            self.index.add(np.stack(vectors))
+        self.knowledge.add(pending)
+        for target in self._forgotten & set(self._row_of):
+            self.rows.kill(self._row_of[target])
+            self.knowledge.forget(target)
+        self.damage += [item for item in damage if item.kind == "middle"]
+
+    def _take(
+        self,
+        entry: Entry,
+        position: Position,
+        vectors: list[Vector],
+        pending: list[Experience | Operation],
+        skip_vectors: int,
+    ) -> None:
+        key = entry.id
+        if isinstance(entry, Stored):
+            self._programs.setdefault(key, position)
+        elif isinstance(entry, Forget):
+            self._forgotten.add(entry.target)
+        elif isinstance(entry, Operation):
+            self._operations.add(key)
+            pending.append(entry)
+        elif key not in self._row_of and not self.holdout.hides(entry):
+            self._row_of[key] = self.rows.count
+            self.rows.add(entry, position)
+            pending.append(entry)
+            if self.rows.count > skip_vectors:
+                vectors.append(self._vector(entry))
+
+    def _vector(self, entry: Experience) -> Vector:
+        if entry.embedder == self.embedder.version:
+            vector = from_bytes(entry.vector, self.embedder.dimension)
+            if vector is not None:
+                return vector
+        program = self.program(entry.before)
+        code = program.text if program is not None else ""
+        place = Situation(code, entry.profile, entry.family, entry.dtype, entry.device, entry.scale)
+        return self.embedder.embed(place)
+
+    def program(self, key: str) -> Program | None:
+        """A stored program by its key."""
+        position = self._programs.get(key)
+        if position is None:
+            return None
+        entry = decode(self.log.read(position))
+        return entry.program if isinstance(entry, Stored) else None
+
+    def experience(self, row: int) -> Experience:
+        entry = decode(self.log.read(self.rows.position(row)))
+        assert isinstance(entry, Experience)
+        return entry
+
+    def entries(self) -> Iterable[Entry]:
+        """Every readable entry of the log, in order of writing."""
+        for _, payload in self.log.scan(None, []):
+            try:
+                yield decode(payload)
+            except RecordError:
+                continue
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def add(self, entries: Iterable[Entry]) -> int:
+        """Append the entries not known yet; returns how many were new. Durable as ``sync`` says."""
+        if self.frozen:
+            raise RuntimeError("a frozen memory is read only: add to the memory it is a snapshot of")
+        self.refresh()
+        fresh: dict[tuple[str, str], Entry] = {}
+        for entry in entries:
+            key = (type(entry).__name__, entry.id)
+            if key not in fresh and not self._known(entry):
+                fresh[key] = entry
+        if not fresh:
+            return 0
+        self.log.append([encode(self._embedded(entry, fresh)) for entry in fresh.values()])
+        if self.log.sync == "batch":
+            self.log.flush()
+        self.refresh()
+        return len(fresh)
+
+    def _known(self, entry: Entry) -> bool:
+        if isinstance(entry, Stored):
+            return entry.id in self._programs
+        if isinstance(entry, Forget):
+            return entry.target in self._forgotten
+        return entry.id in (self._operations if isinstance(entry, Operation) else self._row_of)
+
+    def _embedded(self, entry: Entry, fresh: dict[tuple[str, str], Entry]) -> Entry:
+        if not isinstance(entry, Experience) or entry.embedder == self.embedder.version:
+            return entry
+        stored = fresh.get(("Stored", entry.before))
+        program = stored.program if isinstance(stored, Stored) else self.program(entry.before)
+        code = program.text if program is not None else ""
+        place = Situation(code, entry.profile, entry.family, entry.dtype, entry.device, entry.scale)
+        return with_vector(entry, to_bytes(self.embedder.embed(place)), self.embedder.version)
+
+    def learn(self, episode: Episode, task: Task, now: float | None = None) -> int:
+        """Remember every step of an episode, failures too; returns how many steps were new."""
+        before = self.rows.count
+        self.add(episode_entries(episode, task, time.time() if now is None else now))
+        return self.rows.count - before
+
+    def forget(self, target: str, reason: str) -> None:
+        """Remove one experience from every answer, by its id."""
+        self.add([Forget(target, reason)])
+
+    # -- recall --------------------------------------------------------------------------------
+
+    def recall(
+        self,
+        situation: Situation,
+        k: int = 5,
+        wanted: Filter = Filter(),
+        holdout: Holdout = Holdout(),
+        per_episode: int = 1,
+    ) -> list[Recollection]:
+        """Up to ``k`` similar remembered steps, most similar first, diverse, never held-out ones.
+
+        At most ``per_episode`` steps come from one episode, and the same edit is not told twice.
+        """
+        if k < 1 or not self.rows.count:
+            return []
+        allowed = self.rows.allowed(wanted, holdout)
+        query = self.embedder.embed(situation)
+        reach = 8 * k
+        while True:
+            numbers, scores = self.index.search(query, reach, allowed)
+            chosen = self._diverse(numbers, scores, k, per_episode)
+            if len(chosen) == k or reach >= int(allowed.sum()):
+                return chosen
+            reach *= 4
+
+    def _diverse(
+        self, numbers: NDArray[np.int64], scores: NDArray[np.float32], k: int, per_episode: int
+    ) -> list[Recollection]:
+        episodes: dict[int, int] = {}
+        told: set[tuple[str, str]] = set()
+        chosen: list[Recollection] = []
+        for row, score in zip(numbers.tolist(), scores.tolist(), strict=True):
+            episode = self.rows.value(row, "episode")
+            if episodes.get(episode, 0) >= per_episode:
+                continue
+            record = self.experience(row)
+            mark = (record.before, record.action)
+            if mark in told:
+                continue
+            told.add(mark)
+            episodes[episode] = episodes.get(episode, 0) + 1
+            after = self.program(record.after) if record.after else None
+            chosen.append(Recollection(record, score, self.program(record.before), after))
+            if len(chosen) == k:
+                break
+        return chosen
+
+    # -- upkeep --------------------------------------------------------------------------------
+
+    def merge(self, other: Memory) -> int:
+        """Take in everything ``other`` holds; commutative and idempotent. Returns the new entries."""
+        new, batch = 0, []
+        for entry in other.entries():
+            batch.append(entry)
+            if len(batch) == 512:
+                new += self.add(batch)
+                batch.clear()
+        return new + self.add(batch)
+
+    def compact(self) -> None:
+        """Drop forgotten steps, repeated entries and programs nobody refers to."""
+        with self.log.locked():
+            kept, programs, seen = [], set(), set()
+            forgotten = {entry.target for entry in self.entries() if isinstance(entry, Forget)}
+            for entry in self.entries():
+                if isinstance(entry, Experience) and entry.id not in forgotten:
+                    programs |= {entry.before, entry.after}
+            for position, payload in self.log.scan(None, []):
+                try:
+                    entry = decode(payload)
+                except RecordError:
+                    continue
+                mark = (type(entry).__name__, entry.id)
+                drop = (isinstance(entry, Stored) and entry.id not in programs) or (
+                    isinstance(entry, Experience) and entry.id in forgotten
+                )
+                if not drop and mark not in seen:
+                    seen.add(mark)
+                    kept.append(position)
+            self.log.rewrite(self.log.read(position) for position in kept)
+        self.refresh()
+
+    def info(self) -> Info:
+        """Counts, sizes and damage found so far; :meth:`Memory.__init__` has read the whole log."""
+        return Info(
+            self.rows.count - len(self._forgotten & set(self._row_of)),
+            len(self._programs),
+            len(self._operations),
+            len(self._forgotten),
+            sum(segment.path.stat().st_size for segment in self.log.segments()),
+            self._index_state,
+            (*self.damage, *self.log.cut),
+            self.unreadable,
+        )
+
+    def save_index(self) -> None:
+        """Save the vector cache; a failure leaves the memory as it is."""
+        if self._next is not None:
+            place = (self._next.segment, self._next.offset)
+            self.index.save(self.folder, self._generation, place, self.embedder.version)
+            self._saved = self.index.count
+
+    def close(self) -> None:
+        if not self.frozen and self.index.count - self._saved >= SAVE_AFTER:
+            self.save_index()
+        self.log.close()
+
+
+def episode_entries(episode: Episode, task: Task, now: float) -> list[Entry]:
+    """An episode as entries: each step's programs once, and one experience a step."""
+    key = digest(
+        "\0".join((episode.task, episode.policy, str(episode.seed), episode.device, episode.initial.key))
+    )
+    # By program, not by order: a step may start from the best program after a revert.
+    known = {episode.initial.key: episode.initial_evaluation}
+    entries: list[Entry] = [Stored(episode.initial)]
+    for step in episode.steps:
+        if step.status is Status.UNRECORDED or step.action.strip() in ("submit", "revert"):
+            continue
+        entries += [Stored(program) for program in (step.before, step.after) if program is not None]
+        entries.append(_experience(step, episode, task, key, known.get(step.before.key), now))
+        if step.after is not None and step.evaluation is not None and step.evaluation.verified:
+            known.setdefault(step.after.key, step.evaluation)
+    return entries
+
+
+def _experience(
+    step: StepRecord, episode: Episode, task: Task, key: str, before: Evaluation | None, now: float
+) -> Experience:
+    timed = step.evaluation if step.evaluation is not None and step.evaluation.verified else None
+    previous = before.speedup if before is not None and before.speedup is not None else 1.0
+    gain = low = high = None
+    if timed is not None and timed.speedup is not None:
+        base = math.log(previous)
+        gain = math.log(timed.speedup) - base
+        low = math.log(timed.speedup_low or timed.speedup) - base
+        high = math.log(timed.speedup_high or timed.speedup) - base
+    predicted = step.notes.get("predicted_gain")
+    # Notes hold a ratio, as people speak of it; the memory holds logs.
+    foreseen = math.log(predicted) if isinstance(predicted, (int, float)) and predicted > 0 else None
+    return Experience(
+        task.name,
+        task.family,
+        task.suite,
+        task.dtype,
+        episode.device,
+        episode.source,
+        episode.policy,
+        key,
+        step.index,
+        step.before.key,
+        step.after.key if step.after is not None else None,
+        step.action,
+        str(step.notes.get("technique", "")),
+        str(step.status),
+        gain,
+        low,
+        high,
+        step.speedup,
+        before.profile if before is not None else None,
+        step.feedback if timed is None else "",
+        task_scale(task),
+        foreseen,
+        str(step.notes.get("move", "")),
+        now,
+        dict(episode.versions),
+    )
