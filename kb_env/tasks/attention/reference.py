@@ -1,0 +1,51 @@
+"""Trusted side of the task: inputs, expected result, and the magnitude its error bound scales with."""
+
+import torch
+
+SCALE = 0.125  # 1 / sqrt(64)
+
+
+def inputs(sizes, generator, device):
+    """Input tensors by argument name, drawn from ``generator`` on ``device``."""
+    shape = (sizes["heads"], sizes["seq"], 64)
+
+    def normal(scale_shape):
+        scale = 0.5 + torch.rand(scale_shape, generator=generator, device=device)
+        return torch.randn(shape, generator=generator, device=device) * scale
+
+    # Rows of q differ in scale: some softmaxes are nearly flat, some single out a few keys.
+    q = normal((sizes["heads"], sizes["seq"], 1))
+    k = normal((sizes["heads"], 1, 1))
+    v = normal((sizes["heads"], 1, 64))
+    return {"q": q, "k": k, "v": v + 0.5}
+
+
+def _weights(q, k):
+    return torch.softmax(q @ k.transpose(1, 2) * SCALE, dim=-1)
+
+
+def reference(inputs, sizes):
+    """Expected outputs by argument name, computed in whatever float dtype the inputs have."""
+    return {"y": _weights(inputs["q"], inputs["k"]) @ inputs["v"]}
+
+
+def magnitude(inputs, sizes):
+    """B of the bound |y - y64| <= c * u * B.
+
+    The weighted sum of |v|, times the error that the scores pass on to their exponentials: a score
+    is a sum of products, so its absolute error scales with the sum of their absolute values.
+    """
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    products = (q.abs() @ k.abs().transpose(1, 2)).amax(dim=-1, keepdim=True) * SCALE
+    return {"y": (_weights(q, k) @ v.abs()) * (1.0 + products)}
+
+
+def growth(sizes):
+    """The magnitude adds the scores' absolute products, which no order of summation comes near."""
+    return 1
+
+
+def eager(inputs, sizes):
+    """What a PyTorch user would write: the library baseline, in the task's own dtype."""
+    q, k, v = (inputs[name][None] for name in ("q", "k", "v"))
+    return {"y": torch.nn.functional.scaled_dot_product_attention(q, k, v)[0]}
