@@ -80,7 +80,7 @@ def words(facts: dict[str, Any]) -> str:
     if facts["speedup"] is not None:
         lines.append(
             f"speedup {facts['speedup']:.3f} [{facts['speedup_low']:.3f}, {facts['speedup_high']:.3f}] "
-            f"{facts['source']}: {facts['candidate_us']:.1f} us against {facts['baseline_us']:.1f} us of the initial program"
+            f"{facts['source']}: {facts['candidate_us']:.1f} us against {facts['baseline_us']:.1f} us initially"
         )
     if facts["limiter"]:
         lines.append(f"limited by {facts['limiter']}")

@@ -174,5 +174,7 @@ def from_bytes(data: bytes, dimension: int) -> Vector | None:
     if len(data) != 2 * dimension:
         return None
     vector = np.frombuffer(data, dtype="<f2").astype(np.float32)
+    if not np.isfinite(vector).all():
+        return None
     length = float(np.linalg.norm(vector))
-    return vector / np.float32(length) if math.isfinite(length) and length > 0 else None
+    return vector / np.float32(length) if length > 0 else None
