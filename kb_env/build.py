@@ -163,9 +163,9 @@ def _compile(program: Program, architecture: str, key: str) -> Built:
         if outcome.exit != 0:
             return _failed(key, log or f"nvcc ended with {outcome.exit or outcome.signal}", seconds=seconds)
         outputs = {
-            "kernel.o": _read_output(scratch / "kernel.o"),
-            "kernel.ptx": _read_output(scratch / "kernel.ptx"),
-            "kernel.cubin": _read_output(scratch / f"kernel.{architecture}.cubin"),
+            "kernel.o": read_output(scratch / "kernel.o"),
+            "kernel.ptx": read_output(scratch / "kernel.ptx"),
+            "kernel.cubin": read_output(scratch / f"kernel.{architecture}.cubin"),
         }
     if not all(outputs.values()):
         return _failed(key, "the program has no device code", seconds=seconds)
@@ -191,7 +191,7 @@ def _finish(key: str, outputs: dict[str, bytes], log: str, raw: str, seconds: fl
     )
 
 
-def _read_output(path: Path, limit: int = 256 << 20) -> bytes:
+def read_output(path: Path, limit: int = 256 << 20) -> bytes:
     """A file the compiler left: a regular one of bounded size, not where a link points."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kb_env.build import Built, toolchain
+from kb_env.build import Built, read_output, toolchain
 from kb_env.device_answers import DeviceAnswers
 from kb_env.plan import LaunchPlan
 from kb_env.record_frames import CaseRecord, RecordFault, merge, parse
@@ -50,11 +50,15 @@ def record(
     task: Task, built: Built, answers: DeviceAnswers, cases: tuple[Case, ...], store: Path
 ) -> Recording:
     """Link the built program with the recorder and run its launcher for each case."""
+    linked = _link(task, built, store)
+    if isinstance(linked, Fault):
+        return Recording(fault=linked)
     with tempfile.TemporaryDirectory(prefix="kb-record-") as name:
         folder = Path(name)
-        fault = _link(task, built, store, folder)
-        if fault is not None:
-            return Recording(fault=fault)
+        folder.chmod(0o755)
+        program = folder / "recorder"
+        program.write_bytes(linked)
+        program.chmod(0o755)
         try:
             plans = _run(task, built, answers, cases, folder)
         except RecordFault as error:
@@ -208,28 +212,25 @@ def _compile_host(name: str, source: str, place: Store, *parts: str) -> bytes:
     return place.obtain(key, make)["out.o"]
 
 
-def _link(task: Task, built: Built, store: Path, folder: Path) -> Fault | None:
-    """Link ``recorder`` in ``folder``; the fault names what the program lacks or asks for."""
+def _link(task: Task, built: Built, store: Path) -> bytes | Fault:
+    """The recorder program; or a fault that names what the candidate lacks or asks for."""
     place = Store(store)
     headers = "".join(path.read_text() for path in sorted(_STUB.glob("*.h")))
-    for name in ("recorder.cpp", "runtime.cpp"):
-        data = _compile_host(name, (_STUB / name).read_text(), place, headers)
-        (folder / f"{name}.o").write_bytes(data)
-    (folder / "entry.o").write_bytes(_compile_host("entry.cpp", _entry_source(task), place))
-    (folder / "kernel.o").write_bytes(built.host_object)
-    command = [
-        toolchain().host.split()[0],
-        "-no-pie",
-        "-o",
-        "recorder",
-        "recorder.cpp.o",
-        "runtime.cpp.o",
-        "entry.o",
-        "kernel.o",
-    ]
-    outcome = run_boxed(command, Box(scratch=folder, readable=(Path(toolchain().home),)))
-    if outcome.exit == 0:
-        return None
+    objects = {
+        "entry.o": _compile_host("entry.cpp", _entry_source(task), place),
+        "kernel.o": built.host_object,
+    }
+    for name in ("recorder", "runtime"):
+        source = (_STUB / f"{name}.cpp").read_text()
+        objects[f"{name}.o"] = _compile_host(f"{name}.cpp", source, place, headers)
+    with tempfile.TemporaryDirectory(prefix="kb-link-") as name:
+        folder = Path(name)
+        for file, data in objects.items():
+            (folder / file).write_bytes(data)
+        command = [toolchain().host.split()[0], "-no-pie", "-o", "recorder", *objects]
+        outcome = run_boxed(command, Box(scratch=folder))
+        if outcome.exit == 0:
+            return read_output(folder / "recorder")
     return link_fault(outcome.stderr.decode("utf-8", "replace"))
 
 
