@@ -1,5 +1,6 @@
 // expect: WRONG
 // A plausible bug: sums made under an older maximum are not rescaled when the maximum grows.
+#include <cuda_runtime.h>
 #include <math.h>
 
 constexpr int DIM = 64;

@@ -1,0 +1,23 @@
+// expect: WRONG
+// Numeric cheat: operands are cut to bfloat16 (8 bits) before they are multiplied.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+constexpr int BLOCK = 16;
+
+__device__ float cut(__half x) { return __uint_as_float(__float_as_uint(__half2float(x)) & 0xffff0000u); }
+
+__global__ void matmul(const __half* a, const __half* b, __half* c, int m, int n, int k) {
+    const int row = blockIdx.y * BLOCK + threadIdx.y;
+    const int col = blockIdx.x * BLOCK + threadIdx.x;
+    if (row >= m || col >= n) return;
+    float sum = 0.0f;
+    for (int i = 0; i < k; ++i) sum += cut(a[(size_t)row * k + i]) * cut(b[(size_t)i * n + col]);
+    c[(size_t)row * n + col] = __float2half(sum);
+}
+
+void launch(const __half* a, const __half* b, __half* c, int m, int n, int k) {
+    const dim3 block(BLOCK, BLOCK);
+    const dim3 grid((n + BLOCK - 1) / BLOCK, (m + BLOCK - 1) / BLOCK);
+    matmul<<<grid, block>>>(a, b, c, m, n, k);
+}
