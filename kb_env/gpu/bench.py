@@ -1,0 +1,215 @@
+"""One evaluation's pair of processes: content in, one replayed run, verdict out."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+
+from kb_env.cubin import read_cubin
+from kb_env.evaluators import Prepared
+from kb_env.gpu.controls import Controls
+from kb_env.gpu.layout import ALIGN, Layout, place
+from kb_env.gpu.process import Worker, WorkerDied, WorkerFailed, WorkerTimeout
+from kb_env.gpu.protocol import (
+    Arm,
+    Attach,
+    Bind,
+    Bound,
+    Check,
+    Checked,
+    Content,
+    Detach,
+    DeviceFacts,
+    Done,
+    LaunchFacts,
+    Load,
+    Pose,
+    Ran,
+    Reserve,
+    Reserved,
+    Run,
+)
+from kb_env.types import Case, KbError, Status, Task
+
+CANDIDATE, BASELINE = 0, 1
+
+#: Bytes that poison is made of: NaN in every float type, huge finite float32, 0x5B5B... large and finite.
+POISON = (0xFF, 0x7F, 0x5B)
+
+#: Seconds the oracle gets for one answer; its first one on a task may load libraries.
+ORACLE_SECONDS = 120.0
+#: Seconds the runner gets for loading a module, beside the time of a run.
+LOAD_SECONDS = 10.0
+
+
+class CandidateFault(Exception):
+    """The candidate's evaluation ends here, with this status. ``fault`` names a failed verification."""
+
+    def __init__(self, status: Status, stage: str, message: str, fault: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.stage = stage
+        self.message = message
+        self.fault = fault
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One checked run."""
+
+    microseconds: float
+    exposed: bool
+    checked: Checked
+
+
+class Bench:
+    """A runner and an oracle joined over one arena, for one task.
+
+    Seeds, poison, guard bytes and order come from ``rng``, a generator seeded by the system, once
+    the candidate is fixed. ``mirror`` is the memory file that stands in where CUDA IPC is refused.
+    """
+
+    def __init__(
+        self, runner: Worker, oracle: Worker, facts: DeviceFacts, controls: Controls, mirror: int
+    ) -> None:
+        self.facts = facts
+        self.controls = controls
+        self.rng = random.SystemRandom()
+        self.worst = 0.0
+        self.cases_run = 0
+        self._runner = runner
+        self._oracle = oracle
+        self._mirror = mirror
+        self._mirrored = False
+        self._layouts: dict[tuple[int, str], Layout] = {}
+        self._globals = False
+        self._spin_ns = 30_000
+        self._steps: dict[tuple[int, str], int] = {}
+
+    def open(self, task: Task, candidate: Prepared, baseline: Prepared | None) -> None:
+        """Reserve an arena that holds every case of both sides, and join the oracle to it."""
+        cases = {case.name: case for case in (*task.check, *task.bench)}
+        for side, prepared in ((CANDIDATE, candidate), (BASELINE, baseline)):
+            for name, plan in prepared.plans.items() if prepared is not None else ():
+                if name in cases:
+                    self._layouts[side, name] = place(task, cases[name], plan)
+        nbytes = max(layout.used for layout in self._layouts.values()) + ALIGN
+        if nbytes > 0.6 * self.facts.memory_bytes:
+            raise KbError(f"task {task.name} needs {nbytes >> 20} MiB of GPU memory: choose smaller cases")
+        self._ask_oracle(Pose(task))
+        reserved = self._runner.ask(Reserve(nbytes, self.controls.share), Reserved, LOAD_SECONDS)
+        if reserved.handle:
+            try:
+                self._ask_oracle(Attach(reserved.handle, nbytes))
+                return
+            except KbError:
+                pass  # this container maps no memory of other processes: go through the host
+        os.ftruncate(self._mirror, max(nbytes, os.fstat(self._mirror).st_size))
+        self._mirrored = True
+        self._ask_oracle(Attach(b"", nbytes))
+
+    @property
+    def shared(self) -> str:
+        return "host mirror" if self._mirrored else "cuda-ipc"
+
+    def load(self, side: int, prepared: Prepared) -> dict[str, tuple[LaunchFacts, ...]]:
+        """Load a side's module and bind its plans; facts of the launches by case."""
+        self._globals = self._globals or _has_writable_globals(prepared.image)
+        self._ask_runner(side, "load", Load(side, prepared.image), Done, LOAD_SECONDS)
+        facts = {}
+        for name, plan in prepared.plans.items():
+            if (side, name) in self._layouts:
+                message = Bind(side, name, plan, self._layouts[side, name].offsets)
+                facts[name] = self._ask_runner(side, "load", message, Bound, LOAD_SECONDS).launches
+                self._steps[side, name] = len(plan.operations)
+        return facts
+
+    def content(self, case: Case) -> None:
+        """Fresh secret inputs for ``case``; those of the last run are gone by now, compared and judged."""
+        self._ask_oracle(Content(case.name, self.rng.getrandbits(62)))
+
+    def lengthen(self) -> None:
+        """Keep the queue busy for longer: the last run's time was spoilt by a slow host."""
+        self._spin_ns = min(2 * self._spin_ns, 5_000_000)
+
+    def run(
+        self,
+        side: int,
+        case: Case,
+        seconds: float,
+        reload: bool = False,
+        checked: bool = True,
+        profile: bool = False,
+    ) -> Outcome:
+        """Arm the arena with the current content, replay once, judge.
+
+        Raises:
+            CandidateFault: if the candidate crashed or hung; a wrong result is in the outcome.
+            KbError: if the baseline or the oracle failed.
+        """
+        layout = self._layouts[side, case.name]
+        poison = self.rng.choice(POISON) if self.controls.poison else 0
+        guard = self.rng.randrange(1, 255)
+        self._ask_oracle(Arm(layout.regions, layout.used, poison, guard))
+        reload = (reload or self._globals) and self.controls.reload
+        mirror = layout.used if self._mirrored else 0
+        spin = self._spin_ns + 5_000 * self._steps[side, case.name]
+        message = Run(side, case.name, reload, self.controls.cold_l2, spin, mirror, profile)
+        ran = self._ask_runner(side, "run", message, Ran, seconds + (LOAD_SECONDS if mirror else 0.0))
+        verdict = self.judge() if checked else Checked(True, None, "", None)
+        self.worst = max(self.worst, verdict.worst or 0.0)
+        return Outcome(ran.microseconds, ran.exposed, verdict)
+
+    def judge(self) -> Checked:
+        """Have the oracle compare the arena with what was armed last."""
+        message = Check(self.controls.guards, self.controls.inputs_checked, True)
+        try:
+            return self._oracle.ask(message, Checked, ORACLE_SECONDS)
+        except (WorkerDied, WorkerFailed, WorkerTimeout) as error:
+            raise KbError(f"the oracle failed: {error}; check the task's reference.py") from error
+
+    def end_runner(self) -> None:
+        """Let the runner end in good order, as a profiler's child must."""
+        self._ask_runner(BASELINE, "profile", Detach(), Done, LOAD_SECONDS)
+
+    def close(self) -> None:
+        """Unmap the arena in the oracle. The runner is the caller's to end."""
+        if self._oracle.alive():
+            self._ask_oracle(Detach())
+
+    def _ask_oracle(self, message: Pose | Attach | Detach | Content | Arm) -> None:
+        try:
+            self._oracle.ask(message, Done, ORACLE_SECONDS)
+        except (WorkerDied, WorkerFailed, WorkerTimeout) as error:
+            raise KbError(f"the oracle failed: {error}; check the task's reference.py") from error
+
+    def _ask_runner(self, side: int, stage: str, message, answer, seconds: float):  # type: ignore[no-untyped-def]
+        """Ask the runner; what goes wrong is the candidate's if it was its turn."""
+        try:
+            return self._runner.ask(message, answer, seconds)
+        except WorkerTimeout as error:
+            fault = CandidateFault(Status.TIMED_OUT, stage, f"a run did not end in {seconds:.1f} s: killed")
+            cause: Exception = error
+        except WorkerFailed as error:
+            fault, cause = _failed(stage, error), error
+        except WorkerDied as error:
+            fault = CandidateFault(
+                Status.CRASHED, stage, f"the runner died while it replayed the program ({error})"
+            )
+            cause = error
+        if side == BASELINE:
+            raise KbError(f"the baseline failed ({fault.message}): check the task's kernel.cu") from cause
+        raise fault from cause
+
+
+def _has_writable_globals(image: bytes) -> bool:
+    """True if the module keeps state between launches: it is then loaded afresh before each run."""
+    return any(section.name in (".nv.global", ".nv.global.init") for section in read_cubin(image).sections)
+
+
+def _failed(stage: str, error: WorkerFailed) -> CandidateFault:
+    if error.fail.kind == "plan":
+        return CandidateFault(Status.REFUSED, stage, error.fail.message)
+    name = error.fail.name.removeprefix("CUDA_ERROR_").replace("_", " ").lower()
+    return CandidateFault(Status.CRASHED, stage, f"{name} ({error.fail.name}: {error.fail.message})")

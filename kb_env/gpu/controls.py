@@ -1,0 +1,38 @@
+"""The evaluator's controls and numbers, as data.
+
+Every control is on; only tests of the controls themselves build an object with one switched off, to
+show that the exploit it stops is live. No command of this package takes such an object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Controls that tests may switch off one by one, and the sizes of the schedule.
+
+    ``min_pairs`` and ``max_pairs`` bound the paired runs of a bench case; between them the schedule
+    stops when the interval's half width is under ``half_width`` (log units). Times in seconds.
+    """
+
+    poison: bool = True
+    guards: bool = True
+    inputs_checked: bool = True
+    timed_checked: bool = True
+    fresh_content: bool = True
+    random_order: bool = True
+    cold_l2: bool = True
+    reload: bool = True
+    second_look: bool = True
+    baseline_agrees: bool = True
+    floor: bool = True
+    share: bool = True
+    check_runs: int = 2
+    min_pairs: int = 30
+    max_pairs: int = 90
+    half_width: float = 0.01
+    run_seconds: float = 1.0
+    run_factor: float = 10.0
+    evaluation_seconds: float = 30.0

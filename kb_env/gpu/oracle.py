@@ -1,0 +1,242 @@
+"""The oracle: a torch process that makes inputs from secret seeds and judges every output.
+
+``python -m kb_env.gpu.oracle --channel fd:N --device I --mirror FD``. It maps the runner's arena
+(CUDA IPC, the runner exports) or, where IPC is refused, a host mirror of it. Expected results and
+the seeds they come from stay in this process and this CUDA context, where no candidate code runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+
+import torch
+
+from kb_env.gpu.driver import CudaFault, call, driver
+from kb_env.gpu.layout import gaps
+from kb_env.gpu.protocol import (
+    Arm,
+    Attach,
+    ChannelClosed,
+    Check,
+    Checked,
+    Content,
+    Copied,
+    Detach,
+    Done,
+    Fail,
+    Message,
+    Pose,
+    Region,
+    open_channel,
+)
+from kb_env.numerics import Reference
+from kb_env.types import KbError, Task
+
+
+class _Mapped:
+    """Device memory of another process, for torch.as_tensor."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+class Arena:
+    """The runner's arena as a flat tensor of bytes on the GPU.
+
+    With a handle the tensor is the runner's own memory; without one it is a copy that ``push`` and
+    ``pull`` carry through the host mirror.
+    """
+
+    def __init__(self, handle: bytes, nbytes: int, mirror: int) -> None:
+        self._address: int | None = None
+        self._mirror = None if handle else mirror
+        self.nbytes = nbytes
+        if handle:
+            struct = driver.CUipcMemHandle()
+            struct.reserved = handle
+            self._address = int(call(driver.cuIpcOpenMemHandle, struct, 1))
+            self.bytes = torch.as_tensor(_Mapped(self._address, nbytes), device="cuda")
+        else:
+            self.bytes = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+    def push(self, used: int) -> None:
+        """Make what was written visible to the runner."""
+        if self._mirror is not None:
+            with mmap.mmap(self._mirror, self.nbytes) as view:
+                torch.frombuffer(view, dtype=torch.uint8, count=used).copy_(self.bytes[:used])
+        torch.cuda.synchronize()
+
+    def pull(self, used: int) -> None:
+        """See what the runner's last run left."""
+        if self._mirror is not None:
+            with mmap.mmap(self._mirror, self.nbytes) as view:
+                self.bytes[:used].copy_(torch.frombuffer(view, dtype=torch.uint8, count=used))
+
+    def close(self) -> None:
+        """Unmap; a runner that died took the memory's content, not this mapping, with it."""
+        torch.cuda.synchronize()
+        del self.bytes
+        if self._address is not None:
+            call(driver.cuIpcCloseMemHandle, self._address)
+
+
+class Oracle:
+    """State of one evaluation: task, arena, current content, and what was armed last."""
+
+    def __init__(self, device: int, mirror: int) -> None:
+        torch.cuda.set_device(device)
+        torch.zeros(1, device="cuda")
+        # The reference runs in float64; float32 parts of it must not fall to TF32.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        self._mirror = mirror
+        self._task: Task | None = None
+        self._reference: Reference | None = None
+        self._arena: Arena | None = None
+        self._armed: Arm | None = None
+
+    def answer(self, message: Message) -> Message:
+        """Do what one request asks."""
+        if isinstance(message, Check):
+            return self.check(message)
+        if isinstance(message, Arm):
+            self.arm(message)
+        elif isinstance(message, Content):
+            self.content(message)
+        elif isinstance(message, Pose):
+            if message.task != self._task:
+                self._task, self._reference = message.task, Reference(message.task)
+        elif isinstance(message, Attach):
+            self.detach()
+            self._arena = Arena(message.handle, message.nbytes, self._mirror)
+        elif isinstance(message, Detach):
+            self.detach()
+        else:
+            raise KbError(f"an oracle does not understand {type(message).__name__}")
+        return Done()
+
+    def detach(self) -> None:
+        arena, self._arena = self._arena, None
+        if arena is not None:
+            arena.close()
+
+    def content(self, message: Content) -> None:
+        """New inputs and their expected outputs, in this process's own memory."""
+        assert self._task is not None and self._reference is not None
+        cases = {case.name: case for case in (*self._task.check, *self._task.bench)}
+        self._case = cases[message.case]
+        self._inputs = self._reference.inputs(self._case, message.seed, "cuda")
+        self._expected = self._reference.expected(self._case, self._inputs)
+
+    def arm(self, message: Arm) -> None:
+        """Guard bytes everywhere, poison in outputs and workspaces, this content's inputs."""
+        arena = self._ready_arena()
+        self._armed = message
+        arena.bytes[: message.used].fill_(message.guard)
+        for region in message.regions:
+            span = arena.bytes[region.offset : region.offset + region.nbytes]
+            if region.kind in ("input", "inout"):
+                span.copy_(self._raw(region))
+            else:
+                span.fill_(message.poison)
+        arena.push(message.used)
+
+    def check(self, message: Check) -> Checked:
+        """Judge the last run: guard bands, then inputs, then every output element."""
+        arena, armed = self._ready_arena(), self._armed
+        if armed is None:
+            raise KbError("nothing was armed, so there is nothing to check")
+        arena.pull(armed.used)
+        inputs = [region for region in armed.regions if region.kind == "input" and message.inputs]
+        spans = gaps(armed.regions, armed.used) if message.guards else []
+        bad = [(arena.bytes[a:b] != armed.guard).any() for a, b in spans]
+        bad += [(_words(self._span(region)) != _words(self._raw(region))).any() for region in inputs]
+        flags = torch.stack(bad).tolist() if bad else []
+        if any(flags):
+            index = flags.index(True)
+            if index < len(spans):
+                return self._guard_fault(spans[index], armed)
+            name = inputs[index - len(spans)].name
+            return Checked(False, "input-changed", f"the program wrote to its input {name}", None)
+        return self._values(armed) if message.values else Checked(True, None, "", None)
+
+    def _values(self, armed: Arm) -> Checked:
+        assert self._reference is not None
+        outputs = {r.name: self._tensor(r) for r in armed.regions if r.kind in ("output", "inout")}
+        found = self._reference.compare(self._expected, outputs)
+        if found.ok:
+            return Checked(True, None, "", float(found.worst))
+        fault, message = found.fault, found.message
+        for region in armed.regions:
+            if region.kind == "output" and region.nbytes:
+                raw = self._span(region).view(-1, outputs[region.name].element_size())
+                left = int((raw == armed.poison).all(dim=1).sum())
+                if left:
+                    fault = "unwritten"
+                    message = f"{left} of {len(raw)} elements of {region.name} were not written; {message}"
+        return Checked(False, fault, message, float(found.worst))
+
+    def _guard_fault(self, span: tuple[int, int], armed: Arm) -> Checked:
+        arena = self._ready_arena()
+        gap = arena.bytes[span[0] : span[1]]
+        first = int((gap != armed.guard).nonzero()[0])
+        before = [region for region in armed.regions if region.offset + region.nbytes <= span[0] + first]
+        where = f"{span[0] + first - before[-1].offset - before[-1].nbytes} bytes past the end of {before[-1].name}"
+        if not before:
+            where = f"{span[1] - span[0] - first} bytes before {armed.regions[0].name}"
+        return Checked(False, "guard", f"out-of-bounds write {where}", None)
+
+    def _ready_arena(self) -> Arena:
+        if self._arena is None:
+            raise KbError("the oracle has no arena: attach one first")
+        return self._arena
+
+    def _span(self, region: Region) -> torch.Tensor:
+        return self._ready_arena().bytes[region.offset : region.offset + region.nbytes]
+
+    def _raw(self, region: Region) -> torch.Tensor:
+        """The oracle's own copy of an input, as bytes."""
+        return self._inputs[region.name].contiguous().view(-1).view(torch.uint8)
+
+    def _tensor(self, region: Region) -> torch.Tensor:
+        assert self._task is not None
+        argument = next(item for item in self._task.arguments if item.name == region.name)
+        shape = argument.dims(self._case.sizes)
+        return self._span(region).view(getattr(torch, argument.dtype)).view(shape)
+
+
+def _words(data: torch.Tensor) -> torch.Tensor:
+    """Bytes as the widest integers that their number allows, for a faster comparison."""
+    return data.view(torch.int64) if data.numel() % 8 == 0 else data
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Makes inputs and judges outputs for the GPU evaluator.")
+    parser.add_argument("--channel", required=True)
+    parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--mirror", type=int, default=-1)
+    options = parser.parse_args(arguments)
+    channel = open_channel(options.channel)
+    try:
+        oracle = Oracle(options.device, options.mirror)
+        channel.send(Copied(torch.__version__))
+        while True:
+            try:
+                with torch.inference_mode():
+                    reply = oracle.answer(channel.receive())
+            except (KbError, CudaFault, torch.OutOfMemoryError) as error:
+                reply = Fail("oracle", type(error).__name__, str(error))
+            channel.send(reply)
+    except ChannelClosed:
+        return
+
+
+if __name__ == "__main__":
+    main()
