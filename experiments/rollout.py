@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from kb_env.types import Episode, Program, Task
-from policies.policy import Policy
+from policies.policy import Policy, notes_of
 
 #: Called with the episode as it stands after each step.
 OnStep = Callable[[Episode], None]
@@ -30,17 +30,16 @@ def play(
     policy (budget spent, endpoint refused) ends the episode and passes through to the caller
     after ``on_step`` has seen everything finished so far.
     """
-    options: dict[str, Any] = {"task": task.name}
+    options: dict[str, Any] = {"task": task, "policy": policy.name}
     if program is not None:
-        options["program"] = program.text
+        options["program"] = program
     observation, _ = env.reset(seed=seed, options=options)
     core: Any = env.unwrapped
-    core.name_policy(policy.name)
     policy.begin(task, np.random.default_rng(seed))
     done = False
     while not done:
         action = policy.act(observation, core.episode)
-        core.note(policy.notes())
+        core.note(**notes_of(policy))
         observation, _, terminated, truncated, _ = env.step(action)
         done = terminated or truncated
         if on_step is not None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import platform
 import sys
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,9 +20,10 @@ from experiments.run_folder import RunFolder, unified_diff
 from kb_env.backends import explain, make_evaluator
 from kb_env.env import CudaEnv
 from kb_env.replay import Recorder
-from kb_env.show import step_line
+from kb_env.show import footer, header, row
 from kb_env.task import load_task
 from kb_env.types import Episode
+from kb_env.versions import versions
 from policies.policy import make_policy
 
 
@@ -54,17 +53,6 @@ class Args:
     """append every evaluation to this file, for --backend replay:FILE"""
     json: bool = False
     """print one JSON object as the last line"""
-
-
-def versions() -> dict[str, str]:
-    """Versions that a result depends on."""
-    found = {"python": platform.python_version()}
-    for name in ("kb-env", "gymnasium", "torch", "numpy", "llvmlite"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def policy_options(args: Args) -> dict[str, Any]:
@@ -116,7 +104,9 @@ def main(args: Args) -> int:
 
     def on_step(episode: Episode) -> None:
         folder.save(episode)
-        console.print(step_line(episode.steps[-1]), highlight=False, markup=False)
+        if len(episode.steps) == 1:
+            console.print(header(episode), highlight=False, markup=False)
+        console.print(row(episode.steps[-1]), highlight=False, markup=False)
 
     env = CudaEnv(task=task, evaluator=evaluator, max_steps=args.steps, evaluate_on_reset=True)
     try:
@@ -129,10 +119,9 @@ def main(args: Args) -> int:
     page = write_report(folder)
     facts = result(episode, folder.path, time.perf_counter() - started)
     console.print(Syntax(unified_diff(episode) or "(no change)", "diff"))
-    bounds = "" if episode.best_low is None else f" [{episode.best_low:.3f}, {episode.best_high:.3f}]"
+    console.print(footer(episode), highlight=False, markup=False)
     console.print(
-        f"best verified speedup {episode.best_speedup:.3f}{bounds} ({episode.source}, {episode.trust}, "
-        f"{episode.device}) after {len(episode.steps)} steps; report: {page}",
+        f"{episode.source}, {episode.trust}, {episode.device}; {len(episode.steps)} steps; report: {page}",
         highlight=False,
     )
     if args.json:

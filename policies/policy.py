@@ -22,6 +22,8 @@ POLICIES: dict[str, str] = {
     "hillclimb": "policies.hillclimb:Hillclimb",
     "tune": "policies.tune:Tune",
     "script": "policies.script:Script",
+    "recall": "policies.recall:Recall",
+    "refine": "policies.refine:Refine",
 }
 
 

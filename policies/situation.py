@@ -1,0 +1,34 @@
+"""An observation as the memory sees it: a situation to recall from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kb_env.types import PROFILE_NAMES, Profile, Task
+from memory.entries import Situation
+from memory.store import task_scale
+
+
+def observed_profile(observation: Mapping[str, Any], source: str = "") -> Profile | None:
+    """The profile inside an observation, absent numbers NaN again; None if all are absent."""
+    mask = [bool(flag) for flag in observation["profile_mask"]]
+    if not any(mask):
+        return None
+    values = [
+        float(value) if flag else math.nan for value, flag in zip(observation["profile"], mask, strict=True)
+    ]
+    return Profile(source, **dict(zip(PROFILE_NAMES, values, strict=True)))
+
+
+def observed_situation(task: Task, observation: Mapping[str, Any], device: str) -> Situation:
+    """Where the episode stands: the current program, its profile, and the task's context."""
+    return Situation(
+        str(observation["source"]),
+        observed_profile(observation),
+        task.family,
+        task.dtype,
+        device,
+        task_scale(task),
+    )
