@@ -1,0 +1,183 @@
+"""The simulator process: ``python -m kb_env.sim.worker FD`` runs plans of candidate kernels.
+
+It is started ahead, has no secrets and no expected result, and is replaced after any crash or
+timeout. It limits itself before it reads the first request: processor time per request, address
+space, file size, no core files, no new privileges, its own network namespace where the system
+allows one. It dies with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections import OrderedDict
+
+import numpy as np
+
+from kb_env.records import RecordError
+from kb_env.sim.counts import LaunchCounts
+from kb_env.sim.machine import Machine, SimFault
+from kb_env.sim.wire import (
+    Hello,
+    Job,
+    JobResult,
+    Request,
+    Response,
+    WorkerGone,
+    close_all,
+    private_map,
+    receive,
+    send,
+    shared_map,
+)
+from kb_env.types import Status, digest
+
+ADDRESS_SPACE = 24 << 30
+#: Workspace beyond this many bytes starts as zeros instead of poison: filling it would take too long.
+POISON_LIMIT = 256 << 20
+#: Blocks of each grid that a first, short run takes to find out how much work a block is.
+PILOT_BLOCKS = 2
+SAMPLE_BLOCKS = 64
+#: Compiled programs that stay in memory.
+KEPT_MACHINES = 8
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+
+
+def limit_self(parent: int) -> None:
+    """Give up what running a candidate does not need. What the system refuses is left as it is."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the parent died before the line above
+        os._exit(1)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if libc.unshare(CLONE_NEWNET) != 0:
+        libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+
+
+def limit_cpu(seconds: int) -> None:
+    """Let this process use that much more processor time, then end it (SIGXCPU)."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + seconds, hard))
+
+
+class Worker:
+    """Keeps compiled programs between requests; everything else is fresh for each plan."""
+
+    def __init__(self) -> None:
+        self._machines: OrderedDict[str, Machine] = OrderedDict()
+
+    def answer(self, request: Request, files: tuple[int, ...]) -> Response:
+        source = private_map(files[0], request.input_bytes)
+        target = shared_map(files[1], request.output_bytes)
+        results = []
+        for job in request.jobs:
+            results.append(self._run(request.ptx, job, source, target))
+            if results[-1].status is not None:
+                break
+        return Response(request.number, tuple(results))
+
+    def _run(self, ptx: str, job: Job, source: mmap.mmap, target: mmap.mmap) -> JobResult:
+        started = time.monotonic()
+        status, message, counts = None, "", []
+        try:
+            machine = self._machine(ptx)
+            if job.sample:
+                counts = sampled_counts(machine, job, source)
+            else:
+                memory = buffers(job, source)
+                counts = machine.run(job.plan, memory, budget=job.budget)
+                copy_out(job, memory, source, target)
+        except SimFault as fault:
+            status, message = fault.status.value, fault.message
+        except MemoryError:
+            status = Status.REFUSED.value
+            message = f"the buffers do not fit the simulator's {ADDRESS_SPACE >> 30} GiB"
+        return JobResult(job.plan.case, status, message, tuple(counts), time.monotonic() - started)
+
+    def _machine(self, ptx: str) -> Machine:
+        key = digest(ptx)
+        if key not in self._machines:
+            self._machines[key] = Machine(ptx)
+            while len(self._machines) > KEPT_MACHINES:
+                self._machines.popitem(last=False)
+        self._machines.move_to_end(key)
+        return self._machines[key]
+
+
+def sampled_counts(machine: Machine, job: Job, source: mmap.mmap) -> list[LaunchCounts]:
+    """Counters from as many blocks as about ``job.sample`` warp instructions allow.
+
+    How many is decided by counting, never by the clock: the same program gives the same counters.
+    """
+    pilot = machine.run(job.plan, buffers(job, source), sample_blocks=PILOT_BLOCKS, budget=job.budget)
+    per_block = sum(sum(c.warp_instructions.values()) / max(c.blocks_run, 1) for c in pilot)
+    blocks = min(SAMPLE_BLOCKS, int(job.sample / max(per_block, 1.0)))
+    if blocks <= PILOT_BLOCKS or all(c.blocks_run >= c.blocks_total for c in pilot):
+        return pilot
+    return machine.run(job.plan, buffers(job, source), sample_blocks=blocks, budget=job.budget)
+
+
+def buffers(job: Job, source: mmap.mmap) -> list[np.ndarray]:
+    """One byte array for each buffer of the plan: inputs copied on write, the rest poisoned."""
+    pieces = {piece.name: piece for piece in job.inputs}
+    memory = []
+    for buffer in job.plan.buffers:
+        piece = pieces.get(buffer.name) if buffer.kind == "argument" else None
+        if piece is not None and piece.nbytes == buffer.nbytes:
+            # Sampled runs may write into the mapping: counters alone come of them.
+            view = np.frombuffer(source, np.uint8, piece.nbytes, piece.offset)
+            memory.append(view if job.sample else view.copy())
+            continue
+        fresh = np.frombuffer(mmap.mmap(-1, max(buffer.nbytes, 1)), np.uint8)[: buffer.nbytes]
+        if job.poison >= 0 and buffer.kind != "symbol":
+            fresh[:POISON_LIMIT] = job.poison
+        memory.append(fresh)
+    return memory
+
+
+def copy_out(job: Job, memory: list[np.ndarray], source: mmap.mmap, target: mmap.mmap) -> None:
+    """Copy the buffers asked for into the output file."""
+    given = {piece.name: piece.offset for piece in job.inputs}
+    index = {b.name: i for i, b in enumerate(job.plan.buffers) if b.kind == "argument"}
+    for piece in job.outputs:
+        view = np.frombuffer(target, np.uint8, piece.nbytes, piece.offset)
+        if piece.name in index:
+            view[:] = memory[index[piece.name]]
+        elif piece.name in given:  # the launcher never touched this argument: it stays as it was
+            view[:] = np.frombuffer(source, np.uint8, piece.nbytes, given[piece.name])
+        else:
+            view[:] = max(job.poison, 0)
+
+
+def main(arguments: list[str]) -> int:
+    channel = socket.socket(fileno=int(arguments[0]))
+    limit_self(int(arguments[1]))
+    worker = Worker()
+    send(channel, Hello(os.getpid()))
+    while True:
+        try:
+            request, files = receive(channel, Request)
+        except (WorkerGone, RecordError):
+            return 0
+        limit_cpu(request.cpu_seconds)
+        try:
+            response = worker.answer(request, files)
+        finally:
+            close_all(files)
+        send(channel, response)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
