@@ -111,7 +111,9 @@ def transpose(store_sectors: int, wavefronts: int, per_thread: int) -> LaunchCou
     )  # fmt: skip
 
 
-def reduction(blocks: int, elements_per_load: int, atomics: int, mix: dict[str, float], flight: float) -> LaunchCounts:
+def reduction(
+    blocks: int, elements_per_load: int, atomics: int, mix: dict[str, float], flight: float
+) -> LaunchCounts:
     requests = T // 32 // elements_per_load
     warps = blocks * 8
     return counts(
@@ -170,7 +172,8 @@ TABLE: tuple[tuple[str, float, LaunchCounts], ...] = (
     ("reduction tree", 120,
      reduction(65536, 1, 65536, {"barrier": 9, "shared_load": 5, "shared_store": 3, "int": 30, "control": 18,
                                  "fp32": 4, "atomic": 0.1}, 1.0)),
-    ("reduction shuffles", 41, reduction(264, 4, 264, {"fp32": 62 * 4, "int": 62 * 2, "control": 62, "barrier": 1}, 1.0)),
+    ("reduction shuffles", 41,
+     reduction(264, 4, 264, {"fp32": 62 * 4, "int": 62 * 2, "control": 62, "barrier": 1}, 1.0)),
     ("softmax row thread", 2324, softmax_row_thread()),
     ("softmax row block", 72, softmax_row_block(False)),
     ("softmax registers", 36, softmax_row_block(True)),
