@@ -144,6 +144,25 @@ def evaluation_text(evaluation: Evaluation, cached: bool = False) -> str:
     return "\n".join(lines)
 
 
+class Absent(np.float64):
+    """A NaN that equals other absent values, so that two infos which say the same compare equal.
+
+    Gymnasium's check of deterministic environments compares infos by ``==``, and vector
+    environments take numpy scalars for the dtype of their arrays: a plain NaN fails the first.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Absent)
+
+    def __ne__(self, other: object) -> bool:
+        return not isinstance(other, Absent)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+ABSENT = Absent(math.nan)
+
 INFO_KEYS = (
     "step",
     "status",
@@ -199,7 +218,11 @@ def info(
         values["registers"], values["shared_bytes"] = build.registers, build.shared_bytes
         values["spills"] = build.spills
     values.update(rest)
-    return {key: math.nan if value is None else float(value) for key, value in values.items()}
+    return {key: _number(value) for key, value in values.items()}
+
+
+def _number(value: float | None) -> float:
+    return ABSENT if value is None or math.isnan(value) else float(value)
 
 
 def ended_code(ended: str) -> float:

@@ -209,7 +209,7 @@ def test_observations_and_infos_are_finite_flat_and_fresh() -> None:
     for observation, info in seen:
         assert observation in env.observation_space
         assert tuple(info) == INFO_KEYS
-        assert all(type(value) is float for value in info.values())
+        assert all(isinstance(value, float) for value in info.values())
     assert seen[0][0]["profile_mask"].sum() == 0
     assert seen[1][0]["profile_mask"].sum() == 2
     assert seen[1][0]["steps_left"] == 9
