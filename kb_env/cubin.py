@@ -61,17 +61,21 @@ class KernelFacts:
 
 
 @dataclass(frozen=True)
-class Cubin:
+class Elf:
     sections: tuple[Section, ...]
     symbols: tuple[Symbol, ...]
 
     @property
     def undefined(self) -> tuple[str, ...]:
-        return tuple(s.name for s in self.symbols[1:] if s.section == 0 and s.name)
+        """Functions and variables the code needs from elsewhere (device printf is ``vprintf``)."""
+        names = (s.name for s in self.symbols[1:] if s.section == 0)
+        return tuple(name for name in names if name and not name.startswith(".nv."))
 
     def kernels(self) -> tuple[KernelFacts, ...]:
         """Facts of every kernel, in the order of the file."""
-        shared = {s.name.removeprefix(".nv.shared."): s.size for s in self.sections}
+        # From Hopper on, a kernel's shared section begins with what the system reserves per block.
+        reserved = 1024 if any(s.name.startswith(".nv.reservedSmem") for s in self.symbols) else 0
+        shared = {s.name.removeprefix(".nv.shared."): max(0, s.size - reserved) for s in self.sections}
         registers: dict[int, int] = {}
         frames: dict[int, int] = {}
         for section in self.sections:
@@ -118,7 +122,7 @@ def stable_name(name: str) -> str:
     return _VOLATILE.sub(b"", name.encode()).decode()
 
 
-def read_cubin(data: bytes) -> Cubin:
+def read_elf(data: bytes) -> Elf:
     """Parse a 64-bit ELF file.
 
     Raises:
@@ -130,7 +134,7 @@ def read_cubin(data: bytes) -> Cubin:
         raise KbError(f"the compiler's output is no whole ELF file ({error})") from error
 
 
-def _read(data: bytes) -> Cubin:
+def _read(data: bytes) -> Elf:
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("wrong magic number")
     (table,) = struct.unpack_from("<Q", data, 40)
@@ -155,7 +159,7 @@ def _read(data: bytes) -> Cubin:
             for at in range(0, header[5] - 23, 24):
                 name, _, _, section, value, length = struct.unpack_from("<IBBHQQ", content(header), at)
                 symbols.append(Symbol(_string(texts, name), section, value, length))
-    return Cubin(sections, tuple(symbols))
+    return Elf(sections, tuple(symbols))
 
 
 def _string(table: bytes, at: int) -> str:

@@ -6,12 +6,15 @@ import time
 from pathlib import Path
 
 from kb_env.build import build
-from kb_env.cubin import read_cubin, stable_name
+from kb_env.cubin import read_elf, stable_name
 from kb_env.device_answers import DeviceAnswers, answers_for
 from kb_env.evaluators import Prepared
 from kb_env.plan import LaunchPlan, check_plan, plan_digest
 from kb_env.record import record
 from kb_env.types import Case, Fault, KbError, Program, Status, Task, digest
+
+#: What device code may call outside itself: printf and assert. No heap, no device-side launches.
+DEVICE_CALLS = frozenset({"vprintf", "__assertfail"})
 
 
 def prepare(
@@ -36,6 +39,10 @@ def prepare(
     if built.fault is not None:
         failed = Fault(built.fault, "build", built.result.log)
         return Prepared(task, program, built.result, {}, None, fault=failed, seconds=seconds)
+    foreign = sorted(set(built.undefined) - DEVICE_CALLS)
+    if foreign:
+        refused = Fault(Status.REFUSED, "build", f"device code calls {', '.join(foreign[:5])}: not allowed")
+        return Prepared(task, program, built.result, {}, None, fault=refused, seconds=seconds)
     started = time.monotonic()
     recording = record(task, built, answers or answers_for(architecture), cases, store)
     seconds["record"] = time.monotonic() - started
@@ -56,6 +63,6 @@ def _plan_fault(plans: dict[str, LaunchPlan], limit: int) -> Fault | None:
 
 def evaluation_key(image: bytes, plans: dict[str, LaunchPlan]) -> str:
     """Hash of the code and of all plans: equal keys, equal evaluation."""
-    parts = [read_cubin(image).digest()]
+    parts = [read_elf(image).digest()]
     parts += [f"{case} {plan_digest(plan, stable_name)}" for case, plan in sorted(plans.items())]
     return digest("\0".join(parts))

@@ -10,16 +10,20 @@ a record is parsed as hostile bytes.
 from __future__ import annotations
 
 import re
+import shutil
 import struct
+import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kb_env.build import Built, read_output, toolchain
+from kb_env.cubin import read_elf
 from kb_env.device_answers import DeviceAnswers
-from kb_env.plan import LaunchPlan
+from kb_env.plan import PLAN_SCHEMA, LaunchPlan
 from kb_env.record_frames import CaseRecord, RecordFault, merge, parse
+from kb_env.records import RecordError, pack, unpack
 from kb_env.sandbox import Box, Outcome, run_boxed
 from kb_env.store import Store
 from kb_env.types import Argument, Case, Fault, KbError, Status, Task, digest
@@ -29,6 +33,8 @@ _STUB = Path(__file__).parent / "stub"
 RECORD_SCHEMA = 1
 RECORD_SECONDS = 10.0
 RECORD_BYTES = 64 << 20
+#: Larger recordings (megabytes of uploads) are made again each time.
+STORED_LIMIT = 16 << 20
 
 #: Fake addresses of buffer k: first + k * stride. The second layout runs downwards with another
 #: spacing, so that order, differences and low halves of addresses all differ; all are 2 MiB aligned.
@@ -46,10 +52,50 @@ class Recording:
     fault: Fault | None = None
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """A recording as the store keeps it."""
+
+    plans: tuple[LaunchPlan, ...]
+    fault: Fault | None
+
+
 def record(
     task: Task, built: Built, answers: DeviceAnswers, cases: tuple[Case, ...], store: Path
 ) -> Recording:
-    """Link the built program with the recorder and run its launcher for each case."""
+    """Link the built program with the recorder and run its launcher for each case.
+
+    Recordings are kept in the store under all that decides them; crashes and timeouts are not.
+    """
+    key = record_key(task, built, answers, cases)
+    place = Store(store)
+    files = place.read(key)
+    if files is not None:
+        try:
+            found = unpack(_Stored, files["plans"])
+            return Recording({plan.case: plan for plan in found.plans}, found.fault)
+        except (RecordError, KeyError):
+            pass  # written by another version: record again
+    recording = _record(task, built, answers, cases, store)
+    if recording.fault is None or recording.fault.status in (Status.REFUSED, Status.BUILD_FAILED):
+        data = pack(_Stored(tuple(recording.plans.values()), recording.fault))
+        if len(data) <= STORED_LIMIT:
+            place.write(key, {"plans": data})
+    return recording
+
+
+def record_key(task: Task, built: Built, answers: DeviceAnswers, cases: tuple[Case, ...]) -> str:
+    """Hash of everything that decides a recording."""
+    asked = [_request(task, built, answers, cases, layout) for layout in LAYOUTS]
+    names = "\0".join(case.name for case in cases)
+    sources = [path.read_bytes() for path in sorted(_STUB.iterdir()) if path.suffix in (".cpp", ".h")]
+    version = f"{RECORD_SCHEMA} {PLAN_SCHEMA} {built.key} {_entry_source(task)} {names}"
+    return "plan-" + digest(b"\0".join((version.encode(), *asked, *sources)))
+
+
+def _record(
+    task: Task, built: Built, answers: DeviceAnswers, cases: tuple[Case, ...], store: Path
+) -> Recording:
     linked = _link(task, built, store)
     if isinstance(linked, Fault):
         return Recording(fault=linked)
@@ -223,6 +269,9 @@ def _link(task: Task, built: Built, store: Path) -> bytes | Fault:
     for name in ("recorder", "runtime"):
         source = (_STUB / f"{name}.cpp").read_text()
         objects[f"{name}.o"] = _compile_host(f"{name}.cpp", source, place, headers)
+    missing = _missing_entry(task, objects["entry.o"], built.host_object)
+    if missing is not None:
+        return Fault(Status.BUILD_FAILED, "build", missing)
     with tempfile.TemporaryDirectory(prefix="kb-link-") as name:
         folder = Path(name)
         for file, data in objects.items():
@@ -232,6 +281,26 @@ def _link(task: Task, built: Built, store: Path) -> bytes | Fault:
         if outcome.exit == 0:
             return read_output(folder / "recorder")
     return link_fault(outcome.stderr.decode("utf-8", "replace"))
+
+
+def _missing_entry(task: Task, entry: bytes, host: bytes) -> str | None:
+    """Message if the host object does not define the task's entry, in C++ or C linkage."""
+    wanted = {s.name for s in read_elf(entry).symbols if s.section == 0 and s.name != "kb_argument"}
+    defined = {s.name for s in read_elf(host).symbols if s.section != 0}
+    if wanted & defined:
+        return None
+    message = f"the program must define `{task.signature}` at file scope"
+    similar = [name for name in sorted(defined) if name.startswith(f"_Z{len(task.entry)}{task.entry}")]
+    shown = _demangle(similar[:3])
+    return f"{message}; it defines `{'`, `'.join(shown)}`" if shown else message
+
+
+def _demangle(names: list[str]) -> list[str]:
+    tool = shutil.which("c++filt")
+    if tool is None or not names:
+        return names
+    done = subprocess.run([tool, *names], capture_output=True, text=True, check=False)
+    return done.stdout.split("\n")[: len(names)] if done.returncode == 0 else names
 
 
 def link_fault(log: str) -> Fault:
