@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from kb_env.cubin import KernelFacts, read_elf
+from kb_env.cubin import KernelFacts, read_cubin
 from kb_env.records import RecordError, pack, unpack
 from kb_env.sandbox import Box, run_boxed
 from kb_env.store import Store
 from kb_env.types import BuildResult, KbError, Program, Status, digest
 
 #: Raised whenever what a build holds or means changes.
-BUILD_SCHEMA = 1
+BUILD_SCHEMA = 2
 #: Whole build, wall time. An honest kernel takes 1 to 3 seconds; heavy templates 15.
 BUILD_SECONDS = 60.0
 SOURCE_LIMIT = 1 << 20
@@ -174,7 +174,7 @@ def _compile(program: Program, architecture: str, key: str) -> Built:
 
 
 def _finish(key: str, outputs: dict[str, bytes], log: str, raw: str, seconds: float) -> Built:
-    cubin = read_elf(outputs["kernel.cubin"])
+    cubin = read_cubin(outputs["kernel.cubin"])
     kernels = cubin.kernels()
     result = BuildResult(
         True,

@@ -122,8 +122,8 @@ def stable_name(name: str) -> str:
     return _VOLATILE.sub(b"", name.encode()).decode()
 
 
-def read_elf(data: bytes) -> Elf:
-    """Parse a 64-bit ELF file.
+def read_cubin(data: bytes) -> Elf:
+    """Parse a 64-bit ELF file: a cubin, or the object file of host code.
 
     Raises:
         KbError: if it is none or is damaged.

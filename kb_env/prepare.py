@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from kb_env.build import build
-from kb_env.cubin import read_elf, stable_name
+from kb_env.cubin import read_cubin, stable_name
 from kb_env.device_answers import DeviceAnswers, answers_for
 from kb_env.evaluators import Prepared
 from kb_env.plan import LaunchPlan, check_plan, plan_digest
@@ -63,6 +63,6 @@ def _plan_fault(plans: dict[str, LaunchPlan], limit: int) -> Fault | None:
 
 def evaluation_key(image: bytes, plans: dict[str, LaunchPlan]) -> str:
     """Hash of the code and of all plans: equal keys, equal evaluation."""
-    parts = [read_elf(image).digest()]
+    parts = [read_cubin(image).digest()]
     parts += [f"{case} {plan_digest(plan, stable_name)}" for case, plan in sorted(plans.items())]
     return digest("\0".join(parts))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kb_env.build import Built, read_output, toolchain
-from kb_env.cubin import read_elf
+from kb_env.cubin import read_cubin
 from kb_env.device_answers import DeviceAnswers
 from kb_env.plan import PLAN_SCHEMA, LaunchPlan
 from kb_env.record_frames import CaseRecord, RecordFault, merge, parse
@@ -285,8 +285,8 @@ def _link(task: Task, built: Built, store: Path) -> bytes | Fault:
 
 def _missing_entry(task: Task, entry: bytes, host: bytes) -> str | None:
     """Message if the host object does not define the task's entry, in C++ or C linkage."""
-    wanted = {s.name for s in read_elf(entry).symbols if s.section == 0 and s.name != "kb_argument"}
-    defined = {s.name for s in read_elf(host).symbols if s.section != 0}
+    wanted = {s.name for s in read_cubin(entry).symbols if s.section == 0 and s.name != "kb_argument"}
+    defined = {s.name for s in read_cubin(host).symbols if s.section != 0}
     if wanted & defined:
         return None
     message = f"the program must define `{task.signature}` at file scope"
