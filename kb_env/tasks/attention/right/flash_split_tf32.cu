@@ -15,8 +15,9 @@ constexpr int STAGE = KEYS * (K_STRIDE + V_STRIDE);
 constexpr int SHARED = 2 * STAGE * sizeof(float);
 constexpr float LOG2E = 1.4426950408889634f;
 
+// Volatile: else the compiler keeps all of q split, and spills.
 __device__ __forceinline__ void split(float x, unsigned& high, unsigned& low) {
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(x));
+    asm volatile("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(x));
     low = __float_as_uint(x - __uint_as_float(high));
 }
 
