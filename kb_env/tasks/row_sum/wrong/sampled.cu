@@ -1,0 +1,23 @@
+// expect: WRONG
+// Sums every other column and doubles the result.
+#include <cuda_runtime.h>
+
+constexpr int BLOCK = 256;
+
+__global__ void row_sum(const float* x, float* y, int cols) {
+    __shared__ float scratch[BLOCK];
+    const float* in = x + (size_t)blockIdx.x * cols;
+    float sum = 0.0f;
+    for (int c = 2 * threadIdx.x; c < cols; c += 2 * BLOCK) sum += in[c];
+    scratch[threadIdx.x] = sum;
+    __syncthreads();
+    for (int step = BLOCK / 2; step > 0; step /= 2) {
+        if (threadIdx.x < step) scratch[threadIdx.x] += scratch[threadIdx.x + step];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) y[blockIdx.x] = 2.0f * scratch[0];
+}
+
+void launch(const float* x, float* y, int rows, int cols) {
+    row_sum<<<rows, BLOCK>>>(x, y, cols);
+}
