@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from paper import PaperEvaluator
 
 import kb_env
 from kb_env.edits import ACTION_LIMIT, diff_action
@@ -26,7 +27,6 @@ from kb_env.spaces import CodeText
 from kb_env.suites import held_out, task_pool
 from kb_env.task import load_task
 from kb_env.types import Episode, KbError, Program, Status
-from tests.paper import PaperEvaluator
 
 TASK = load_task("softmax")
 

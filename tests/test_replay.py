@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paper import PaperEvaluator
 
 from kb_env.env import CudaEnv
 from kb_env.evaluators import Evaluator, Purpose
@@ -17,7 +18,6 @@ from kb_env.records import pack
 from kb_env.replay import MAGIC, Recorder, ReplayEvaluator, read_recording
 from kb_env.task import load_task
 from kb_env.types import KbError, Program, Status
-from tests.paper import PaperEvaluator
 
 TASK = load_task("softmax")
 
