@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textbook import TABLE, counts
 
+from experiments.bench_sim import Row, figures, read_measured
 from kb_env.devices import DEVICES, device, floor_us, occupancy, resident_blocks
 from kb_env.sim.counts import LaunchCounts
 from kb_env.sim.model import Modelled, model_plan, ratio_spread
@@ -42,7 +43,7 @@ def streaming(blocks: int = 4096, **fields: object) -> LaunchCounts:
 demands = st.lists(st.just(0.0) | st.floats(1e-6, 1e4), min_size=1, max_size=8)
 
 
-@given(demands, st.floats(0.0, 1e5), st.integers(1, 64))
+@given(demands, st.just(0.0) | st.floats(1e-6, 1e5), st.integers(1, 64))
 def test_response_keeps_the_bounds_of_operational_analysis(work, delay, customers):
     time = response(work, delay, customers)
     lower = max(customers * max(work), sum(work) + delay)
@@ -50,7 +51,7 @@ def test_response_keeps_the_bounds_of_operational_analysis(work, delay, customer
     assert lower * (1 - 1e-9) <= time <= upper * (1 + 1e-9) + 1e-12
 
 
-@given(demands, st.floats(0.0, 1e5), st.integers(1, 64), st.floats(1.0, 4.0), st.data())
+@given(demands, st.just(0.0) | st.floats(1e-6, 1e5), st.integers(1, 64), st.floats(1.0, 4.0), st.data())
 def test_more_work_at_any_queue_is_never_faster(work, delay, customers, factor, data):
     index = data.draw(st.integers(0, len(work) - 1))
     more = [w * factor if i == index else w for i, w in enumerate(work)]
@@ -209,6 +210,42 @@ def test_profile_of_a_copy():
     assert 40 < found.dram_percent < 91
     assert found.bank_conflict_ways != found.bank_conflict_ways  # NaN: no shared memory
     assert found.launches == 1.0
+
+
+# -- agreement figures ------------------------------------------------------------------------------------
+
+
+def _row(task: str, modelled_us: float | None, measured_us: float | None) -> Row:
+    return Row(task, "p", "TIMED", modelled_us, measured_us, None, 0.1)
+
+
+def test_figures_by_hand():
+    rows = [_row("a", m, r) for m, r in ((10, 20), (20, 40), (30, 61))]
+    rows += [_row("b", m, r) for m, r in ((10, 30), (20, 20), (30, 10))]
+    found = figures([*rows, _row("b", None, 5), _row("c", 1.0, None)])
+    assert found.spearman == pytest.approx(0.0) and found.spearman_worst_task == pytest.approx(-1.0)
+    assert found.worst_task == "b" and found.programs == 6 and found.tasks == 2
+    assert found.pairs == 6 and found.pairs_right == pytest.approx(0.5)
+    assert found.mape == pytest.approx(1.0)
+
+
+def test_pairs_that_hardware_does_not_settle_are_left_out():
+    found = figures([_row("a", 10, 100.0), _row("a", 20, 105.0)])
+    assert found.pairs == 0 and found.pairs_right is None
+
+
+def test_equal_models_of_different_programs_count_as_wrong():
+    found = figures([_row("a", 10, 100.0), _row("a", 10, 200.0)])
+    assert found.pairs_right == 0.0 and found.spearman is None
+
+
+def test_a_malformed_file_of_measured_times_is_named(tmp_path):
+    path = tmp_path / "measured.json"
+    path.write_text(
+        '{"programs": [{"task": "softmax", "name": "x", "text": "", "measured_us": {"bench0": 0}}]}'
+    )
+    with pytest.raises(KbError, match="not a positive number"):
+        read_measured(path)
 
 
 # -- devices ----------------------------------------------------------------------------------------------
