@@ -67,6 +67,7 @@ def values(source: Source) -> dict[str, int]:
 def _definitions(source: Source) -> list[tuple[str, Node]]:
     """(name, value node) of each constant that is defined exactly once in the text."""
     found: list[tuple[str, Node]] = []
+    name: Node | None
     for node in walk(source.root, "preproc_def", "init_declarator"):
         if node.type == "preproc_def":
             name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
@@ -90,13 +91,13 @@ def _literal_places(source: Source) -> dict[str, Node]:
     """Where each constant with a plain literal value, or a launcher's local block size, is written."""
     places = {name: node for name, node in _definitions(source) if literal(node) is not None}
     for site in launches(source):
-        for node in (name for part in dim_parts(site.block, source) for name in walk(part, "identifier")):
-            declared = declaration_of(node, source)
+        for name in (item for part in dim_parts(site.block, source) for item in walk(part, "identifier")):
+            declared = declaration_of(name, source)
             value = declared.child_by_field_name("value") if declared is not None else None
-            if value is None or literal(value) is None or code(node) in places:
+            if value is None or literal(value) is None or code(name) in places:
                 continue
-            if not assigned(code(node), site.host.body) and _free_of(source, site, literal(value) or 0):
-                places[code(node)] = value
+            if not assigned(code(name), site.host.body) and _free_of(source, site, literal(value) or 0):
+                places[code(name)] = value
     return places
 
 

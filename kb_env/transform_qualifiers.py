@@ -13,6 +13,7 @@ from kb_env.transform_tree import (
     assigned,
     code,
     enclosing,
+    indent,
     kernels,
     launches,
     rewrite,
@@ -26,10 +27,7 @@ def stored_through(kernel: Function, name: str) -> bool:
 
     Only ``name[...]`` read as a value, and pointers to const made from it, are taken as reads.
     """
-    for node in walk(kernel.body, "identifier"):
-        if code(node) == name and not _reads(node):
-            return True
-    return False
+    return any(code(node) == name and not _reads(node) for node in walk(kernel.body, "identifier"))
 
 
 def _reads(node: Node) -> bool:
@@ -119,7 +117,8 @@ def add_restrict(source: Source, variant: int) -> str | None:
             declarator = item.node.child_by_field_name("declarator")
             if item.pointer and not item.restrict and declarator is not None:
                 star = declarator.start_byte + 1
-                splices.append(Splice(star, star, " __restrict__ "))
+                blank = "" if source.data[star : star + 1] in (b" ", b"\n") else " "
+                splices.append(Splice(star, star, " __restrict__" + blank))
     return rewrite(source, splices) if splices else None
 
 
@@ -127,7 +126,7 @@ LDG_TYPES = ("float", "int", "unsigned", "unsigned int", "double", "float2", "fl
 
 
 def read_only_loads(source: Source, variant: int) -> str | None:
-    """``__ldg`` on loads from const pointer parameters: the buffer must be written by nobody in the kernel."""
+    """``__ldg`` on loads from const pointer parameters: which nobody may write in the kernel."""
     splices = []
     for kernel in kernels(source):
         if not distinct_pointers(source, kernel):
@@ -222,7 +221,7 @@ def _hoist(source: Source, kernel: Function, loop: Node) -> list[Splice]:
             continue
         before = _line_start(source, loop)
         return [
-            Splice(before, before, f"const float inverse_{name} = 1.0f / {name};\n"),
+            Splice(before, before, f"const float inverse_{name} = 1.0f / {name};\n{indent(source, loop)}"),
             Splice(operator.start_byte, operator.end_byte, "*"),
             Splice(divisor.start_byte, divisor.end_byte, f"inverse_{name}"),
         ]

@@ -12,11 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kb_env import transform_constants, transform_qualifiers
+from kb_env import (
+    transform_constants,
+    transform_elementwise,
+    transform_matmul,
+    transform_qualifiers,
+    transform_rows,
+)
 from kb_env.transform_constants import Constant, constants, set_constant
 from kb_env.transform_tree import Source, parse
 
-__all__ = ["CATALOGUE", "Constant", "Transform", "applicable", "constants", "set_constant"]
+__all__ = ["CATALOGUE", "VARIANTS", "Constant", "Transform", "applicable", "constants", "set_constant"]
 
 
 @dataclass(frozen=True)
@@ -38,25 +44,51 @@ class _Checked:
     """A rewrite that parses its input, and passes on only clean, changed texts. Picklable, cached."""
 
     rewrite: Callable[[Source, int], str | None]
+    variants: int
 
     def __call__(self, text: str, variant: int) -> str | None:
-        return _apply(self.rewrite, text, variant)
+        return _apply(self.rewrite, text, int(variant)) if 0 <= variant < self.variants else None
 
 
 @lru_cache(maxsize=8192)
 def _apply(rewrite: Callable[[Source, int], str | None], text: str, variant: int) -> str | None:
     source = parse(text)
-    result = rewrite(source, variant) if source is not None and variant >= 0 else None
+    result = rewrite(source, variant) if source is not None else None
     return result if result is not None and result != text and parse(result) is not None else None
 
 
 def _transform(
     rewrite: Callable[[Source, int], str | None], variants: int, technique: str, summary: str
 ) -> Transform:
-    return Transform(rewrite.__name__, summary, _Checked(rewrite), variants, technique)
+    return Transform(rewrite.__name__, summary, _Checked(rewrite, variants), variants, technique)
 
 
 CATALOGUE: tuple[Transform, ...] = (
+    _transform(
+        transform_matmul.tile_matmul,
+        len(transform_matmul.TILES),
+        "tiling",
+        "naive matrix product through shared-memory tiles, several results a thread",
+    ),
+    _transform(transform_elementwise.fuse, 3, "fusion", "two elementwise kernels in a row become one"),
+    _transform(
+        transform_rows.hold_row,
+        len(transform_rows.HELD) + len(transform_rows.QUADS),
+        "staging",
+        "keep a row that is read several times in registers, as values or float4",
+    ),
+    _transform(
+        transform_rows.warp_shuffles, 1, "shuffles", "shared-memory tree reductions become warp shuffles"
+    ),
+    _transform(
+        transform_elementwise.vectorize_elements, 4, "vectorization", "four elements a thread through float4"
+    ),
+    _transform(
+        transform_elementwise.coarsen,
+        len(transform_elementwise.COARSENING),
+        "coarsening",
+        "2, 4 or 8 elements a thread by a grid-stride loop",
+    ),
     _transform(
         transform_constants.change_constant,
         transform_constants.SLOTS * len(transform_constants.FACTORS),
@@ -88,6 +120,10 @@ CATALOGUE: tuple[Transform, ...] = (
         transform_qualifiers.reciprocal, 1, "arithmetic", "divide once before a loop, multiply inside it"
     ),
 )
+
+
+#: The most variants any transform has: actions are pairs (position in CATALOGUE, variant below this).
+VARIANTS: int = max(item.variants for item in CATALOGUE)
 
 
 @lru_cache(maxsize=2048)
