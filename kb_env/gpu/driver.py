@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kb_env.gpu.protocol import DeviceFacts
+from kb_env.gpu.protocol import CudaFault, DeviceFacts
 from kb_env.types import KbError
 
 try:
     from cuda.bindings import driver
 except ImportError as error:
     raise KbError(f"cannot load cuda-bindings ({error}): pip install 'kb-env[gpu]'") from error
-
-
-class CudaFault(Exception):
-    """A driver call failed; sticky or not, the runner that saw it ends."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(f"{name}: {message}")
-        self.name = name
-        self.message = message
 
 
 def call(function: Any, *arguments: Any) -> Any:
@@ -70,3 +61,15 @@ def facts(device: Any) -> DeviceFacts:
         shared_per_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
         warps_per_sm=attribute("MAX_THREADS_PER_MULTIPROCESSOR") // 32,
     )
+
+
+def map_shared(handle: bytes) -> int:
+    """Map memory that another process exported, into the current context."""
+    struct = driver.CUipcMemHandle()
+    struct.reserved = handle
+    lazy_peer_access = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
+    return int(call(driver.cuIpcOpenMemHandle, struct, lazy_peer_access))
+
+
+def unmap_shared(address: int) -> None:
+    call(driver.cuIpcCloseMemHandle, address)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kb_env.gpu.driver import CudaFault, call, driver
-from kb_env.gpu.protocol import DeviceFacts, Ran
+from kb_env.gpu.driver import call, driver
+from kb_env.gpu.protocol import CudaFault, DeviceFacts, Ran
 
 _PROOF_WORD = 0x01010101
 _SHARED_LAUNCH_BYTES = 32 << 10

@@ -12,7 +12,6 @@ import mmap
 
 import torch
 
-from kb_env.gpu.driver import CudaFault, call, driver
 from kb_env.gpu.layout import gaps
 from kb_env.gpu.protocol import (
     Arm,
@@ -22,6 +21,7 @@ from kb_env.gpu.protocol import (
     Checked,
     Content,
     Copied,
+    CudaFault,
     Detach,
     Done,
     Fail,
@@ -54,24 +54,24 @@ class Arena:
     ``pull`` carry through the host mirror.
     """
 
-    def __init__(self, handle: bytes, nbytes: int, mirror: int) -> None:
+    def __init__(self, handle: bytes, nbytes: int, mirror: int, device: str) -> None:
         self._address: int | None = None
         self._mirror = None if handle else mirror
         self.nbytes = nbytes
         if handle:
-            struct = driver.CUipcMemHandle()
-            struct.reserved = handle
-            self._address = int(call(driver.cuIpcOpenMemHandle, struct, 1))
-            self.bytes = torch.as_tensor(_Mapped(self._address, nbytes), device="cuda")
+            from kb_env.gpu.driver import map_shared  # not needed, and not there, where nothing is mapped
+
+            self._address = map_shared(handle)
+            self.bytes = torch.as_tensor(_Mapped(self._address, nbytes), device=device)
         else:
-            self.bytes = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+            self.bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def push(self, used: int) -> None:
         """Make what was written visible to the runner."""
         if self._mirror is not None:
             with mmap.mmap(self._mirror, self.nbytes) as view:
                 torch.frombuffer(view, dtype=torch.uint8, count=used).copy_(self.bytes[:used])
-        torch.cuda.synchronize()
+        _wait()
 
     def pull(self, used: int) -> None:
         """See what the runner's last run left."""
@@ -81,24 +81,34 @@ class Arena:
 
     def close(self) -> None:
         """Unmap; a runner that died took the memory's content, not this mapping, with it."""
-        torch.cuda.synchronize()
+        _wait()
         del self.bytes
         if self._address is not None:
-            call(driver.cuIpcCloseMemHandle, self._address)
+            from kb_env.gpu.driver import unmap_shared
+
+            unmap_shared(self._address)
+
+
+def _wait() -> None:
+    """Until the GPU has done all that this process asked of it."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 class Oracle:
     """State of one evaluation: task, arena, current content, and what was armed last."""
 
-    def __init__(self, device: int, mirror: int) -> None:
-        torch.cuda.set_device(device)
-        torch.zeros(1, device="cuda")
+    def __init__(self, device: str, mirror: int) -> None:
+        self._device = device
+        torch.zeros(1, device=device)
         # The reference runs in float64; float32 parts of it must not fall to TF32.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         self._mirror = mirror
         self._task: Task | None = None
         self._reference: Reference | None = None
+        #: kept over evaluations, with what they measured of the library's own error
+        self._references: dict[str, Reference] = {}
         self._arena: Arena | None = None
         self._armed: Arm | None = None
 
@@ -111,11 +121,11 @@ class Oracle:
         elif isinstance(message, Content):
             self.content(message)
         elif isinstance(message, Pose):
-            if message.task != self._task:
-                self._task, self._reference = message.task, Reference(message.task)
+            self._task = message.task
+            self._reference = self._references.setdefault(message.task.key, Reference(message.task))
         elif isinstance(message, Attach):
             self.detach()
-            self._arena = Arena(message.handle, message.nbytes, self._mirror)
+            self._arena = Arena(message.handle, message.nbytes, self._mirror, self._device)
         elif isinstance(message, Detach):
             self.detach()
         else:
@@ -132,7 +142,7 @@ class Oracle:
         assert self._task is not None and self._reference is not None
         cases = {case.name: case for case in (*self._task.check, *self._task.bench)}
         self._case = cases[message.case]
-        self._inputs = self._reference.inputs(self._case, message.seed, "cuda")
+        self._inputs = self._reference.inputs(self._case, message.seed, self._device)
         self._expected = self._reference.expected(self._case, self._inputs)
 
     def arm(self, message: Arm) -> None:
@@ -187,10 +197,12 @@ class Oracle:
         arena = self._ready_arena()
         gap = arena.bytes[span[0] : span[1]]
         first = int((gap != armed.guard).nonzero()[0])
-        before = [region for region in armed.regions if region.offset + region.nbytes <= span[0] + first]
-        where = f"{span[0] + first - before[-1].offset - before[-1].nbytes} bytes past the end of {before[-1].name}"
-        if not before:
-            where = f"{span[1] - span[0] - first} bytes before {armed.regions[0].name}"
+        place = span[0] + first
+        before = [region for region in armed.regions if region.offset + region.nbytes <= place]
+        if before:
+            where = f"{place - before[-1].offset - before[-1].nbytes} bytes past the end of {before[-1].name}"
+        else:
+            where = f"{span[1] - place} bytes before {armed.regions[0].name}"
         return Checked(False, "guard", f"out-of-bounds write {where}", None)
 
     def _ready_arena(self) -> Arena:
@@ -224,8 +236,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--mirror", type=int, default=-1)
     options = parser.parse_args(arguments)
     channel = open_channel(options.channel)
+    torch.cuda.set_device(options.device)
     try:
-        oracle = Oracle(options.device, options.mirror)
+        oracle = Oracle("cuda", options.mirror)
         channel.send(Copied(torch.__version__))
         while True:
             try:

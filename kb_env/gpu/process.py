@@ -145,8 +145,8 @@ class Worker:
     def _last_words(self) -> str:
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 2000))
-        text = self._errors.read().decode(errors="replace").strip()
-        return f"; its last words: {text}" if text else ""
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f"; its last words: {lines[-1]}" if lines else ""
 
     def wait(self, seconds: float) -> None:
         """Wait for an orderly end after the channel was closed."""

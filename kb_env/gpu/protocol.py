@@ -244,6 +244,15 @@ MESSAGES: tuple[type, ...] = (
 T = TypeVar("T")
 
 
+class CudaFault(Exception):
+    """A driver call failed; sticky or not, the runner that saw it ends."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+        self.message = message
+
+
 class ChannelClosed(Exception):
     """The other side is gone, or sent something that is no message."""
 

@@ -12,12 +12,13 @@ import ctypes
 import mmap
 from typing import Any
 
-from kb_env.gpu.driver import CudaFault, call, driver, facts, open_device
+from kb_env.gpu.driver import call, driver, facts, open_device
 from kb_env.gpu.harness import Harness
 from kb_env.gpu.protocol import (
     Bind,
     Bound,
     ChannelClosed,
+    CudaFault,
     Detach,
     Done,
     Fail,

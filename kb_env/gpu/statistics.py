@@ -53,16 +53,17 @@ def interval(logs: np.ndarray, floor: float = 0.0, level: float = 0.95, seed: in
 
     Args:
         logs: block values; at least two.
-        floor: smallest standard deviation believed, for values that a timer's steps made equal.
+        floor: standard deviation that the timer's steps add to a block's value.
         level: coverage aimed at.
         seed: of the resampling, so that equal measurements give equal intervals.
     """
     n = len(logs)
-    mean, deviation = float(np.mean(logs)), max(float(np.std(logs, ddof=1)), floor, 1e-12)
-    error = deviation / math.sqrt(n)
+    mean, floor = float(np.mean(logs)), max(floor, 1e-9)
+    error = math.hypot(float(np.std(logs, ddof=1)), floor) / math.sqrt(n)
     rng = np.random.default_rng(seed)
-    sample = logs[rng.integers(0, n, (RESAMPLES, n))]
-    spread = np.maximum(np.std(sample, axis=1, ddof=1), max(floor, 1e-12, 0.1 * deviation))
+    # Smoothed by the timer's step (section 16.5), so that equal readings do not look certain.
+    sample = logs[rng.integers(0, n, (RESAMPLES, n))] + rng.normal(0.0, floor, (RESAMPLES, n))
+    spread = np.maximum(np.std(sample, axis=1, ddof=1), 0.1 * error * math.sqrt(n))
     t = (sample.mean(axis=1) - mean) / (spread / math.sqrt(n))
     tail = (1.0 - level) / 2
     upper, lower = np.quantile(t, [1.0 - tail, tail])

@@ -1,0 +1,269 @@
+"""Frames, worker processes, arena layout, and the oracle's verdicts over the host mirror: no GPU needed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kb_env.gpu.layout import ALIGN, gaps, place
+from kb_env.gpu.oracle import Oracle
+from kb_env.gpu.process import Worker, WorkerDied, WorkerTimeout, clean_environment
+from kb_env.gpu.protocol import (
+    Arm,
+    Attach,
+    Channel,
+    ChannelClosed,
+    ChannelTimeout,
+    Check,
+    Checked,
+    Content,
+    Done,
+    Pose,
+    Ran,
+    Ready,
+    Region,
+    Run,
+)
+from kb_env.plan import Buffer, LaunchPlan
+from kb_env.task import load_task
+from kb_env.types import Case, KbError, Task
+
+
+@pytest.fixture
+def channels() -> Iterator[tuple[Channel, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Channel(ours), theirs
+
+
+def test_message_survives_the_channel(channels: tuple[Channel, socket.socket]) -> None:
+    ours, theirs = channels
+    message = Run(1, "bench0", True, True, 30_000, 0)
+    Channel(theirs).send(message)
+    assert ours.receive(1.0) == message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff\x00",  # longer than any frame
+        b"\x01\x00\x00\x00\xfe\xc0",  # no such message
+        b"\x01\x00\x00\x00\x07\xc1",  # not msgpack
+        b"\x01\x00\x00\x00\x07\x80",  # fields missing
+        b"\x00\x00\x00\x00\x00",  # empty body
+        b"PASS speedup=300\n",
+    ],
+)
+def test_what_is_no_message_closes_the_channel(channels: tuple[Channel, socket.socket], data: bytes) -> None:
+    ours, theirs = channels
+    theirs.sendall(data)
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(ChannelClosed):
+        ours.receive(1.0)
+
+
+def test_wrong_field_type_is_refused(channels: tuple[Channel, socket.socket]) -> None:
+    ours, theirs = channels
+    Channel(theirs).send(Ran("0.001", False))  # type: ignore[arg-type]
+    with pytest.raises(ChannelClosed, match="microseconds"):
+        ours.receive(1.0)
+
+
+def test_half_a_frame_is_a_timeout_and_dribbling_does_not_extend_it(
+    channels: tuple[Channel, socket.socket],
+) -> None:
+    ours, theirs = channels
+    stop = threading.Event()
+
+    def dribble() -> None:
+        theirs.sendall(b"\xff\x00\x00\x00\x07")
+        while not stop.wait(0.02):
+            theirs.sendall(b"\x80")
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    started = time.monotonic()
+    with pytest.raises(ChannelTimeout):
+        ours.receive(0.2)
+    stop.set()
+    thread.join()
+    assert time.monotonic() - started < 1.0
+
+
+def test_child_that_is_no_worker_is_reported_with_its_last_line() -> None:
+    worker = Worker("kb_env.gpu.no_such_module", 0)
+    try:
+        with pytest.raises(WorkerDied, match="no_such_module"):
+            worker.expect(Ready, 20.0)
+    finally:
+        worker.kill()
+    assert not worker.alive()
+
+
+def test_silent_child_is_a_timeout_and_dies_as_a_group() -> None:
+    # A launcher that starts a grandchild and then says nothing.
+    worker = Worker("x", 0, prefix=("/bin/sh", "-c", "sleep 300 & sleep 300"))
+    group = worker.pid
+    with pytest.raises(WorkerTimeout):
+        worker.expect(Ready, 0.3)
+    worker.kill()
+    deadline = time.monotonic() + 5.0
+    while _group_alive(group) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _group_alive(group)
+
+
+def _group_alive(group: int) -> bool:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue
+            if int(pgrp) == group and state != "Z":
+                return True
+    return False
+
+
+def test_children_inherit_nothing_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/tmp/evil.so")
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", "-DCHEAT")
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    environment = clean_environment()
+    assert not {"LD_PRELOAD", "NVCC_PREPEND_FLAGS", "OPENAI_API_KEY"} & set(environment)
+    assert all(Path(entry).is_absolute() for entry in environment["PYTHONPATH"].split(os.pathsep))
+
+
+# The arena.
+
+
+def _plan(*buffers: Buffer) -> LaunchPlan:
+    return LaunchPlan(1, "check0", buffers, ())
+
+
+def _task(rows: int = 7, cols: int = 33) -> tuple[Task, Case]:
+    task = load_task("softmax")
+    return task, Case(task.check[0].name, {"rows": rows, "cols": cols})
+
+
+def test_layout_leaves_a_guard_around_every_buffer() -> None:
+    task, case = _task()
+    size = 7 * 33 * 4
+    plan = _plan(
+        Buffer("argument", "y", size), Buffer("workspace", "w0", 5), Buffer("symbol", "table", 64),
+        Buffer("argument", "x", size),
+    )  # fmt: skip
+    layout = place(task, case, plan)
+    names = [region.name for region in layout.regions]
+    assert names == ["x", "y", "w0"]  # arguments in the task's order, whatever the plan's
+    assert layout.offsets[2] == -1
+    assert layout.offsets[0] == layout.regions[1].offset
+    assert all(region.offset % ALIGN == 0 for region in layout.regions)
+    spans = gaps(layout.regions, layout.used)
+    assert len(spans) == 4 and all(end - start >= 64 << 10 for start, end in spans)
+    covered = sum(end - start for start, end in spans) + sum(region.nbytes for region in layout.regions)
+    assert covered == layout.used
+
+
+@pytest.mark.parametrize(
+    "buffer, words",
+    [
+        (Buffer("argument", "z", 4), "has not"),
+        (Buffer("argument", "x", 4), "the task 924"),
+        (Buffer("secret", "x", 4), "unknown kind"),
+    ],
+)
+def test_layout_refuses_a_plan_that_contradicts_the_task(buffer: Buffer, words: str) -> None:
+    task, case = _task()
+    with pytest.raises(KbError, match=words):
+        place(task, case, _plan(buffer))
+
+
+# The oracle, on the CPU and through the host mirror.
+
+
+@pytest.fixture
+def armed() -> Iterator[tuple[Callable[[], Checked], mmap.mmap, dict[str, Region]]]:
+    """An armed oracle, the arena as a runner sees it, and its regions by name; y holds the right answer."""
+    task = load_task("softmax")
+    case = task.check[1]
+    layout = place(task, case, _plan(Buffer("workspace", "w0", 100)))
+    mirror = os.memfd_create("test-mirror")
+    os.ftruncate(mirror, layout.used)
+    with torch.inference_mode(), mmap.mmap(mirror, layout.used) as view:
+        oracle = Oracle("cpu", mirror)
+        requests = (
+            Pose(task), Attach(b"", layout.used), Content(case.name, 11),
+            Arm(layout.regions, layout.used, 0xFF, 0x2A),
+        )  # fmt: skip
+        for message in requests:
+            assert oracle.answer(message) == Done()
+        regions = {region.name: region for region in layout.regions}
+        x, y = regions["x"], regions["y"]
+        assert view[y.offset : y.offset + y.nbytes] == b"\xff" * y.nbytes
+        shape = case.sizes["rows"], case.sizes["cols"]
+        values = torch.frombuffer(bytearray(view[x.offset : x.offset + x.nbytes]), dtype=torch.float32)
+        right = torch.softmax(values.view(shape), dim=1).numpy().tobytes()
+        view[y.offset : y.offset + y.nbytes] = right
+        yield lambda: oracle.answer(Check()), view, regions  # type: ignore[misc]
+    os.close(mirror)
+
+
+def test_oracle_accepts_the_right_answer(armed) -> None:
+    check, _, _ = armed
+    verdict = check()
+    assert verdict.ok, verdict.message
+    assert 0 < verdict.worst <= 1
+
+
+def test_oracle_sees_a_byte_in_each_guard_band(armed) -> None:
+    check, view, regions = armed
+    spots = {
+        regions["x"].offset - 1: "1 bytes before x",
+        regions["x"].offset + regions["x"].nbytes: "0 bytes past the end of x",
+        regions["y"].offset + regions["y"].nbytes + 40: "40 bytes past the end of y",
+        len(view) - 1: "past the end of w0",
+    }
+    for spot, words in spots.items():
+        view[spot] = 0x2B
+        verdict = check()
+        assert (verdict.ok, verdict.fault) == (False, "guard") and words in verdict.message
+        view[spot] = 0x2A
+    assert check().ok
+
+
+def test_oracle_sees_a_changed_input(armed) -> None:
+    check, view, regions = armed
+    view[regions["x"].offset + 4001] ^= 1
+    assert check().fault == "input-changed"
+
+
+def test_oracle_sees_an_unwritten_element(armed) -> None:
+    check, view, regions = armed
+    last = regions["y"].offset + regions["y"].nbytes - 4
+    view[last : last + 4] = b"\xff" * 4
+    verdict = check()
+    assert (verdict.ok, verdict.fault) == (
+        False,
+        "unwritten",
+    ) and "1 of 3000 elements of y" in verdict.message
+
+
+def test_oracle_sees_one_wrong_element(armed) -> None:
+    check, view, regions = armed
+    view[regions["y"].offset + 2 : regions["y"].offset + 4] = b"\x00\x3f"
+    assert check().fault == "value"
+
+
+def test_workspace_may_hold_anything(armed) -> None:
+    check, view, regions = armed
+    view[regions["w0"].offset + 3] = 0
+    assert check().ok
