@@ -22,15 +22,16 @@ def play(
     seed: int,
     on_step: OnStep | None = None,
     program: Program | None = None,
+    label: str | None = None,
 ) -> Episode:
     """Play one episode to its end and return its record.
 
     The policy draws from a generator seeded with ``seed``; so does the environment. ``program``
-    replaces the task's initial program as the starting point. A :class:`KbError` raised by the
-    policy (budget spent, endpoint refused) ends the episode and passes through to the caller
-    after ``on_step`` has seen everything finished so far.
+    replaces the task's initial program as the starting point; ``label`` is the policy's name in
+    the record. A :class:`KbError` raised by the policy (budget spent, endpoint refused) passes
+    through to the caller after ``on_step`` has seen everything finished so far.
     """
-    options: dict[str, Any] = {"task": task, "policy": policy.name}
+    options: dict[str, Any] = {"task": task, "policy": label or policy.name}
     if program is not None:
         options["program"] = program
     observation, _ = env.reset(seed=seed, options=options)
