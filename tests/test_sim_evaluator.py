@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -126,9 +127,10 @@ def test_one_element_past_the_end_is_a_crash(evaluator):
 
 
 def test_an_endless_loop_times_out_and_the_next_evaluation_is_right(evaluator):
-    source = SOFTMAX.source.replace(
-        "float largest = -INFINITY;", "float largest = -INFINITY;\n    while (((volatile float*)y)[0] != 12345.0f) {}", 1
-    )  # fmt: skip
+    first = "float largest = -INFINITY;"
+    assert first in SOFTMAX.source
+    hang = f"{first}\n    while (((volatile float*)y)[0] != 12345.0f) {{}}"
+    source = SOFTMAX.source.replace(first, hang)
     started = time.monotonic()
     found = evaluator.evaluate(SOFTMAX, Program("softmax", source))
     assert found.status is Status.TIMED_OUT, found.message
@@ -212,7 +214,7 @@ def test_a_worker_has_limits_and_no_network():
     client = Client()
     request, files = empty_request()
     client.ask(request, files, 10.0)
-    limits = open(f"/proc/{client.pid}/limits").read()
+    limits = Path(f"/proc/{client.pid}/limits").read_text()
     core = next(line for line in limits.splitlines() if line.startswith("Max core file size"))
     assert core.split()[4] == "0"
     space = next(line for line in limits.splitlines() if line.startswith("Max address space"))
