@@ -117,8 +117,8 @@ def _run(
 ) -> dict[str, LaunchPlan]:
     box = Box(
         seconds=RECORD_SECONDS,
-        memory_bytes=4 << 30,
-        processes=32,
+        memory_bytes=1 << 30,
+        processes=8,
         output_bytes=1 << 16,
         record_bytes=RECORD_BYTES,
         readable=(folder,),
@@ -266,7 +266,7 @@ def _link(task: Task, built: Built, store: Path) -> bytes | Fault:
         "entry.o": _compile_host("entry.cpp", _entry_source(task), place),
         "kernel.o": built.host_object,
     }
-    for name in ("recorder", "runtime"):
+    for name in ("recorder", "runtime", "clock"):
         source = (_STUB / f"{name}.cpp").read_text()
         objects[f"{name}.o"] = _compile_host(f"{name}.cpp", source, place, headers)
     missing = _missing_entry(task, objects["entry.o"], built.host_object)

@@ -10,6 +10,10 @@
 #include <cstdio>
 #include <cstring>
 
+// Added to clocks and process ids (clock.cpp): 0 in the first recording, not in the second.
+extern "C" uint64_t kb_shift;
+uint64_t kb_shift = 0;
+
 namespace kb {
 
 Request request;
@@ -115,6 +119,7 @@ __attribute__((noinline)) void fill_stack() {
     for (Argument& argument : item.arguments)
         if (argument.pointer) argument.value = next_address();
     begin_symbols();
+    kb_shift = request.fill;
     mallopt(M_PERTURB, int(request.fill));
     fill_stack();
     kb_call_entry();

@@ -104,6 +104,7 @@ cudaError_t launch(Kernel& kernel, dim3 grid, dim3 block, void** arguments, size
         put_text(problem);
         return fail(cudaErrorInvalidConfiguration);
     }
+    uint32_t number = stream_number(stream);  // may refuse: before the frame begins
     put_u8(LAUNCH);
     put_text(kernel.name);
     put_dim(grid);
@@ -111,7 +112,7 @@ cudaError_t launch(Kernel& kernel, dim3 grid, dim3 block, void** arguments, size
     put_dim(extras.cluster);
     put_u8(extras.cooperative);
     put_u64(shared);
-    put_u32(stream_number(stream));
+    put_u32(number);
     put_u32(uint32_t(kernel.parameters.size()));
     for (size_t i = 0; i < kernel.parameters.size(); i++) {
         put_u32(kernel.parameters[i]);
@@ -139,6 +140,7 @@ cudaError_t copy(void* target, const void* source, size_t count, cudaMemcpyKind 
         memmove(target, source, count);
         return cudaSuccess;
     }
+    uint32_t number = stream_number(stream);
     if (from) {
         put_u8(COPY);
         put_u64(reinterpret_cast<uint64_t>(target));
@@ -150,7 +152,7 @@ cudaError_t copy(void* target, const void* source, size_t count, cudaMemcpyKind 
         put_u64(count);
         put(source, count);
     }
-    put_u32(stream_number(stream));
+    put_u32(number);
     return cudaSuccess;
 }
 
@@ -166,11 +168,13 @@ cudaError_t copy_rows(void* target, size_t tpitch, const void* source, size_t sp
 
 cudaError_t fill(void* target, int value, size_t count, cudaStream_t stream, const char* caller) {
     if (count == 0) return cudaSuccess;
+    uint32_t number = stream_number(stream);
+    uint64_t address = device_address(target, caller);
     put_u8(FILL);
-    put_u64(device_address(target, caller));
+    put_u64(address);
     put_u8(uint8_t(value));
     put_u64(count);
-    put_u32(stream_number(stream));
+    put_u32(number);
     return cudaSuccess;
 }
 
