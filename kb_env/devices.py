@@ -38,6 +38,9 @@ class Device:
     l2_ns: float
     rates: Mapping[str, int]  # operations per SM and clock by pipe
     tensor_macs: Mapping[str, int]  # by input type; 0 or absent: the type has no tensor cores
+    #: Share of the tensor peak that mma.sync and wmma reach; Hopper's wgmma alone reaches all of it
+    #: (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024).
+    mma_share: float = 1.0
     launch_us: float = 2.2  # a single short kernel between two events on a busy queue
     gap_us: float = 1.1  # each further kernel of the same call
 
@@ -79,13 +82,13 @@ DEVICES: dict[str, Device] = {
         # on one H200 in December 2026; H100 white paper for the SM.
         Device(
             "H200", "sm_90a", 132, 1.98, 4800.0, 0.90, 50 << 20, 6100.0, 256 << 10, 228 << 10, 227 << 10,
-            max_warps=64, dram_ns=640.0, l2_ns=135.0, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
+            max_warps=64, mma_share=0.63, dram_ns=640.0, l2_ns=135.0, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
             **_AMPERE_UP,
         ),
         # NVIDIA H100 Tensor Core GPU Architecture white paper, SXM5 80 GB.
         Device(
             "H100", "sm_90a", 132, 1.98, 3350.0, 0.90, 50 << 20, 6100.0, 256 << 10, 228 << 10, 227 << 10,
-            max_warps=64, dram_ns=600.0, l2_ns=135.0, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
+            max_warps=64, mma_share=0.63, dram_ns=600.0, l2_ns=135.0, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
             **_AMPERE_UP,
         ),
         # NVIDIA A100 Tensor Core GPU Architecture white paper, SXM 80 GB (data sheet: 2,039 GB/s).

@@ -300,7 +300,8 @@ def _load(device: Device, counts: LaunchCounts, traffic: Traffic, resident: int)
     for pipe in ("fp32", "fp64", "fp16", "int", "special", "convert"):
         work[pipe] = mix.get(pipe, 0) * 32 / device.rates[pipe] * clock / run
     macs = max(device.tensor_macs.get("float16", 0), 64)
-    work["tensor"] = counts.tensor_macs / macs * clock / run
+    bulk = min(counts.extra.get("wgmma_macs", 0.0), counts.tensor_macs)
+    work["tensor"] = (bulk + (counts.tensor_macs - bulk) / device.mma_share) / macs * clock / run
     waits = sum(mix.get(name, 0) * clocks for name, clocks in WAITS.items()) / run
     work["dependency"] = (waits + 0.75 * issued) * clock
     work["barriers"] = mix.get("barrier", 0) / run * BARRIER_CLOCKS * clock
