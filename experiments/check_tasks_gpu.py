@@ -1,6 +1,6 @@
 """Compile, check and time every task's programs on the GPU of this machine, without the evaluator.
 
-    python experiments/check_tasks_gpu.py [--wrong] [--out FILE] [TASK ...]
+    python -m experiments.check_tasks_gpu [--wrong] [--out FILE] [TASK ...]
 
 A plain, independent look at the task folders: each program becomes a shared library, runs on torch
 tensors between guard bands, is compared with numerics.Reference in every check and bench case, and
@@ -26,7 +26,7 @@ import torch
 
 from kb_env.numerics import Comparison, Reference
 from kb_env.task import builtin_names, load_task, solutions
-from kb_env.types import Case, KbError, Program, Task
+from kb_env.types import Case, KbError, Program, Task, arithmetic
 
 #: Measured copy bandwidth and data sheet peaks of an H200, per second.
 COPY_BYTES = 4.3e12
@@ -91,7 +91,7 @@ def compile_all(tasks: list[Task], wrong: bool, folder: Path) -> dict[tuple[str,
     (folder / "pool.h").write_text(POOL)
     jobs = [(task, label, program) for task in tasks for label, program in programs(task, wrong).items()]
     with ThreadPoolExecutor(16) as pool:
-        logs = pool.map(lambda job: compile_program(*job, folder), jobs)
+        logs = list(pool.map(lambda job: compile_program(job[0], job[1], job[2], folder), jobs))
     return {(task.name, label): log for (task, label, _), log in zip(jobs, logs, strict=True)}
 
 
@@ -122,7 +122,7 @@ class Bench:
 
     def arguments(self, case: Case, buffers: dict[str, torch.Tensor]) -> list[object]:
         return [
-            CTYPES[a.dtype](a.scalar(case.sizes))
+            CTYPES[a.dtype](a.scalar(case.sizes))  # type: ignore[arg-type]
             if a.kind == "scalar"
             else ctypes.c_void_p(buffers[a.name].data_ptr())
             for a in self.task.arguments
@@ -179,8 +179,6 @@ class Bench:
             yield {"label": label, "case": case.name, "us": us, "eager_us": eager_us, "floor_us": floor}
 
     def floor_us(self, case: Case) -> float:
-        from kb_env.types import arithmetic
-
         moved = float(arithmetic(self.task.bytes_moved, case.sizes)) / COPY_BYTES
         work = float(arithmetic(self.task.flops, case.sizes)) / PEAKS[self.task.unit]
         return 1e6 * max(moved, work)
@@ -232,7 +230,16 @@ def work(task: Task, labels: list[str], folder: Path) -> None:
 
 
 def child(task: Task, labels: list[str], folder: Path, limit: float) -> list[dict[str, object]]:
-    command = [sys.executable, __file__, "--child", str(folder), "--labels", ",".join(labels), task.name]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.check_tasks_gpu",
+        "--child",
+        str(folder),
+        "--labels",
+        ",".join(labels),
+        task.name,
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         out, error, ended = done.stdout, done.stderr, f"exit code {done.returncode}"
@@ -254,9 +261,7 @@ def table(tasks: list[Task], rows: list[dict[str, object]]) -> str:
             us, eager, floor = row["us"], row["eager_us"], row["floor_us"]
             beside = f"{eager:>10.1f}{eager / us:>9.2f}" if eager else f"{'-':>10}{'-':>9}"  # type: ignore[operator]
             share = 100.0 * floor / us  # type: ignore[operator]
-            lines.append(
-                f"{row['task']:28}{row['label']:28}{row['case']:8}{us:>10.1f}{beside}{share:>8.1f}%"  # type: ignore[str-bytes-safe]
-            )
+            lines.append(f"{row['task']:28}{row['label']:28}{row['case']:8}{us:>10.1f}{beside}{share:>8.1f}%")
     lines.append("")
     lines += [f"{row['task']} {row['oracle']}" for row in rows if "oracle" in row]
     lines.append("")
