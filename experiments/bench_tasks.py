@@ -1,0 +1,201 @@
+"""The table of all tasks on this machine's GPU: every right/ verified, every wrong/ rejected, times, baselines.
+
+    python -m experiments.bench_tasks --out bench_tasks
+
+Builds run ahead on CPU threads; then one task after the other is measured, sealed. Writes OUT.json and
+OUT.md. Library times come from a torch process of their own (same flush, events and sizes) and are
+labelled so. Exit code 1 if any program got a status it should not have.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kb_env.evaluators import Prepared, Purpose
+from kb_env.gpu.baselines import LibraryBaselines
+from kb_env.gpu.evaluator import GpuEvaluator
+from kb_env.gpu.roofline import describe, roofline_us
+from kb_env.task import builtin_names, expected_status, load_task, solutions
+from kb_env.types import Evaluation, KbError, Program, Status, Task
+
+_LIBRARY_RUNS = 12
+
+
+@dataclass(frozen=True)
+class Args:
+    """Options of the benchmark."""
+
+    #: names or folders; default: all built-in tasks
+    tasks: tuple[str, ...] = ()
+    #: library baselines to time: eager, compile, max-autotune
+    library: tuple[str, ...] = ("eager", "compile")
+    #: profile the initial and the best program as well
+    profile: bool = False
+    builders: int = 16
+    index: int = 0
+    store: Path | None = None
+    #: path without suffix
+    out: Path = Path("bench_tasks")
+
+
+@dataclass
+class Row:
+    """What was found of one task. Times in microseconds, medians of the first bench case."""
+
+    task: str
+    initial_us: float | None = None
+    best: str | None = None
+    best_us: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    roofline_us: float | None = None
+    library_us: dict[str, float] = field(default_factory=dict)
+    programs: dict[str, dict[str, object]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def roofline_percent(self) -> float | None:
+        if self.best_us is None or self.roofline_us is None:
+            return None
+        return 100.0 * self.roofline_us / self.best_us
+
+
+def main(args: Args) -> int:
+    """Measure all tasks; writes after each task, so that a broken run keeps what it has."""
+    tasks = [load_task(name) for name in args.tasks or builtin_names()]
+    rows = []
+    with GpuEvaluator(args.index, args.store) as gpu, ThreadPoolExecutor(args.builders) as pool:
+        waiting = {task.name: _prepare_all(gpu, task, pool) for task in tasks}
+        with LibraryBaselines(args.index) as library:
+            for task in tasks:
+                row = measure_task(gpu, library, task, waiting[task.name], args)
+                rows.append(row)
+                _write(rows, gpu.facts.name, args.out)
+                print(json.dumps(vars(row)), flush=True)
+    print(args.out.with_suffix(".md").read_text())
+    faults = [f"{row.task}: {fault}" for row in rows for fault in row.faults]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+def _prepare_all(gpu: GpuEvaluator, task: Task, pool: ThreadPoolExecutor) -> dict[str, Future[Prepared]]:
+    programs: dict[str, Program] = {"kernel.cu": task.initial}
+    for verdict in ("right", "wrong"):
+        programs |= {f"{verdict}/{name}": program for name, program in solutions(task, verdict).items()}
+    return {name: pool.submit(gpu.prepare, task, program) for name, program in programs.items()}
+
+
+def measure_task(
+    gpu: GpuEvaluator, library: LibraryBaselines, task: Task, waiting: dict[str, Future[Prepared]], args: Args
+) -> Row:
+    """Every program of one task, then the libraries."""
+    started = time.monotonic()
+    row = Row(task.name)
+    device = describe(gpu.facts)
+    if device is not None:
+        row.roofline_us = roofline_us(device, task, task.bench[0])
+    for name, future in waiting.items():
+        try:
+            found = gpu.measure(
+                future.result(), Purpose(profile=args.profile and not name.startswith("wrong"))
+            )
+        except KbError as error:
+            row.faults.append(f"{name}: harness failure: {error}")
+            continue
+        _note(row, name, found, future.result().program)
+    for kind in args.library:
+        try:
+            times = library.times(task, task.bench[0], kind, tuple(range(1, _LIBRARY_RUNS + 1)))
+        except KbError as error:
+            row.programs[kind] = {"message": str(error)[:300]}
+            continue
+        row.programs[kind] = {"ok": times.ok, "graph": times.graph, "message": times.message[:300]}
+        if times.ok:
+            row.library_us[kind] = statistics.median(times.microseconds)
+    row.seconds = time.monotonic() - started
+    return row
+
+
+def _note(row: Row, name: str, found: Evaluation, program: Program) -> None:
+    """Enter one evaluation into the row; a status that should not be is a fault."""
+    facts: dict[str, object] = {"status": str(found.status), "message": found.message[:300]}
+    facts["seconds"] = {phase: round(value, 3) for phase, value in found.seconds.items()}
+    if found.timings and found.verification is not None:
+        timing = found.timings[0]
+        facts["us"] = statistics.median(timing.candidate_us)
+        facts["baseline_us"] = statistics.median(timing.baseline_us)
+        facts["speedup"] = (timing.speedup_low, timing.speedup, timing.speedup_high)
+        facts["pairs"] = len(timing.candidate_us)
+        facts["worst"] = found.verification.worst
+    if found.profile is not None:
+        facts["profile"] = vars(found.profile)
+    row.programs[name] = facts
+    allowed = expected_status(program.text) if name.startswith("wrong") else (Status.TIMED,)
+    if found.status not in allowed:
+        row.faults.append(
+            f"{name} is {found.status}, not {'|'.join(map(str, allowed))}: {found.message[:200]}"
+        )
+    if found.status is not Status.TIMED or not found.timings or name.startswith("wrong"):
+        return
+    microseconds = statistics.median(found.timings[0].candidate_us)
+    if name == "kernel.cu":
+        row.initial_us = microseconds
+    elif row.best_us is None or microseconds < row.best_us:
+        timing = found.timings[0]
+        row.best, row.best_us, row.speedup = name, microseconds, timing.speedup
+        row.speedup_low, row.speedup_high = timing.speedup_low, timing.speedup_high
+
+
+def _write(rows: list[Row], device: str, out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    data = {"device": device, "rows": [vars(row) for row in rows]}
+    out.with_suffix(".json").write_text(json.dumps(data, indent=1))
+    out.with_suffix(".md").write_text(table(rows, device))
+
+
+def table(rows: list[Row], device: str) -> str:
+    """The rows as Markdown."""
+    kinds = list(dict.fromkeys(kind for row in rows for kind in row.library_us))
+    head = ["task", "initial us", "best us", "best", "speedup (95 %)", "roofline %"]
+    head += [f"{kind} us" for kind in kinds] + ["best over eager", "right", "wrong rejected"]
+    lines = [
+        f"Measured on {device}, sealed; library times cross-process, cold L2, medians.", "",
+        "| " + " | ".join(head) + " |", "|" + " --- |" * len(head),
+    ]  # fmt: skip
+    for row in rows:
+        speedup = "-"
+        if row.speedup is not None:
+            speedup = f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+        eager = row.library_us.get("eager")
+        over = eager / row.best_us if eager is not None and row.best_us is not None else None
+        cells = [row.task, _cell(row.initial_us), _cell(row.best_us), row.best or "-", speedup]
+        cells += [_cell(row.roofline_percent), *(_cell(row.library_us.get(kind)) for kind in kinds)]
+        cells += [_cell(over, 2), _counts(row, "right"), _counts(row, "wrong")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _counts(row: Row, verdict: str) -> str:
+    """Programs of a folder that ended as they should, of how many."""
+    names = [name for name in row.programs if name.startswith(f"{verdict}/")]
+    bad = sum(fault.startswith(f"{verdict}/") for fault in row.faults)
+    return f"{len(names) - bad} of {len(names)}"
+
+
+if __name__ == "__main__":
+    import tyro
+
+    raise SystemExit(main(tyro.cli(Args)))
