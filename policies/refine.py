@@ -1,0 +1,94 @@
+"""Policy ``refine``: a language model improves the program step by step from feedback alone.
+
+Each step is one request: the task, the current program, the outcome of the last step, the profile,
+the steps so far and, with a memory, similar situations that were remembered. The raw answer is the
+action. An answer that holds no action costs a step and comes back as its feedback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kb_env.types import Episode, Task
+from memory.entries import Holdout
+from memory.store import Memory
+from policies import render
+from policies.chat import BudgetSpent, Chat, Settings
+from policies.situation import observed_situation
+
+
+class Refine:
+    """``chat`` is made from ``model`` and ``base_url`` unless given; ``memory`` is optional."""
+
+    name = "refine"
+
+    def __init__(
+        self,
+        model: str = "",
+        base_url: str | None = None,
+        chat: Chat | None = None,
+        memory: Memory | None = None,
+        holdout: Holdout = Holdout(),
+        prompt_tokens: int = 16_000,
+    ) -> None:
+        if holdout != Holdout() and memory is not None:
+            memory = Memory(memory.folder, holdout=holdout)
+        self.chat = chat if chat is not None else Chat(Settings(model, base_url))
+        self.memory = memory
+        self.prompt_tokens = prompt_tokens
+        self._task: Task | None = None
+        self._notes: dict[str, str | float] = {}
+
+    def begin(self, task: Task, rng: np.random.Generator) -> None:
+        self._task = task
+        self._notes = {}
+
+    def act(self, observation: Mapping[str, Any], history: Episode) -> str:
+        before = self.chat.usage
+        try:
+            answer = self.chat.ask(self.messages(observation, history))[0]
+        except BudgetSpent as spent:
+            self._notes = {"stopped": str(spent)}
+            return "submit"
+        used = self.chat.usage
+        self._notes = {
+            "prompt_tokens": float(used.prompt_tokens - before.prompt_tokens),
+            "answer_tokens": float(used.answer_tokens - before.answer_tokens),
+            "money": used.money - before.money,
+            "finish": answer.finish,
+        }
+        return answer.text
+
+    def messages(self, observation: Mapping[str, Any], history: Episode) -> list[dict[str, str]]:
+        """The whole prompt of a step."""
+        parts = [
+            render.task_part(observation),
+            render.source_part(str(observation["source"])),
+            render.profile_part(observation),
+            render.history_part(history),
+            render.feedback_part(observation),
+        ]
+        if self.memory is not None and self._task is not None:
+            place = observed_situation(self._task, observation, history.device)
+            parts.append(render.recollections_part(self.memory.recall(place, 4)))
+        text = render.fit(parts, self.prompt_tokens)
+        return [
+            {"role": "system", "content": render.ROLE},
+            {"role": "user", "content": f"{text}\n\n{render.ANSWER_FORMAT}"},
+        ]
+
+    def notes(self) -> Mapping[str, str | float]:
+        return dict(self._notes)
+
+    def learn(self, episodes: Sequence[Episode]) -> None:
+        """Nothing: the memory, if there is one, is added to by the run."""
+
+    def save(self, folder: Path) -> None:
+        """Nothing is learned that is not in the memory."""
+
+    def load(self, folder: Path) -> None:
+        """Nothing is learned that is not in the memory."""
