@@ -21,7 +21,7 @@ def _taps(x, w):
     y = torch.zeros_like(x)
     for p in range(3):
         for q in range(3):
-            y += w[:, p, q][None, :, None, None] * padded[:, :, p : p + height, q : q + width]
+            y.addcmul_(w[:, p, q][None, :, None, None], padded[:, :, p : p + height, q : q + width])
     return y
 
 
