@@ -14,7 +14,7 @@ from kb_env.evaluators import Evaluator, Purpose
 from kb_env.sim.client import Client, Failure
 from kb_env.sim.evaluator import SimEvaluator, device_answers
 from kb_env.sim.verify import case_seed
-from kb_env.sim.wire import Request, memory_file
+from kb_env.sim.wire import Request, freeze, memory_file, private_map
 from kb_env.task import load_task
 from kb_env.types import PROFILE_NAMES, Program, Status
 
@@ -223,8 +223,15 @@ def test_a_worker_has_limits_and_no_network():
     client.close()
 
 
-def test_memory_files_cannot_be_cut():
+def test_memory_files_can_neither_be_cut_nor_written_once_frozen():
     file = memory_file(4096)
     with pytest.raises(OSError):
         os.ftruncate(file, 0)
+    os.pwrite(file, b"x", 0)
+    freeze(file)
+    with pytest.raises(OSError):
+        os.pwrite(file, b"y", 0)
+    with private_map(file, 4096) as view:
+        view[0:1] = b"z"  # a copy
+    assert os.pread(file, 1, 0) == b"x"
     os.close(file)

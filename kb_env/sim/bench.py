@@ -21,7 +21,7 @@ from kb_env.records import RecordError, pack, unpack
 from kb_env.sim.client import Client, Failure
 from kb_env.sim.counts import LaunchCounts
 from kb_env.sim.verify import response_fault, tensor_bytes
-from kb_env.sim.wire import Job, Piece, Request, close_all, layout, memory_file, shared_map
+from kb_env.sim.wire import Job, Layout, Piece, Request, close_all, freeze, memory_file, shared_map
 from kb_env.store import Store
 from kb_env.types import DTYPE_BYTES, Case, Fault, Status, Task, digest
 
@@ -85,7 +85,9 @@ class BenchInputs:
 
     def _make(self, task: Task, case: Case, reference: Reference) -> tuple[int, tuple[Piece, ...], int]:
         drawn = [a for a in task.arguments if a.kind in ("input", "inout")]
-        pieces, total = layout({a.name: a.nbytes(case.sizes) for a in drawn})
+        layout = Layout()
+        pieces = layout.add({a.name: a.nbytes(case.sizes) for a in drawn})
+        total = layout.nbytes
         descriptor = memory_file(total)
         floats = all("float" in a.dtype for a in drawn)
         tiled = floats and sum(a.elements(case.sizes) for a in drawn) > DRAWN_ELEMENTS
@@ -97,6 +99,7 @@ class BenchInputs:
                     view[piece.offset : end] = normal_bytes(argument.dtype, piece.nbytes, piece.offset)
                 else:
                     view[piece.offset : end] = tensor_bytes(inputs[argument.name])
+        freeze(descriptor)
         return descriptor, pieces, total
 
     def _shrink(self) -> None:
@@ -156,7 +159,7 @@ class Counter:
             response = self._client.ask(request, (file, nothing), BENCH_SECONDS)
         finally:
             close_all((nothing,))
-        fault = response_fault(response, case, "time")
+        fault = response_fault(response, (case,), "time")
         if fault is not None:
             return fault
         assert not isinstance(response, Failure)

@@ -7,20 +7,21 @@ no program can hold the answer to inputs it was not hashed into.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kb_env.evaluators import Prepared
 from kb_env.sim.client import Client, Failure
-from kb_env.sim.wire import Job, Request, Response, close_all, layout, memory_file, shared_map
+from kb_env.sim.wire import Job, Layout, Request, Response, close_all, freeze, memory_file, shared_map
 from kb_env.types import Case, Fault, Status, Task, Verification, digest
 
 if TYPE_CHECKING:  # torch takes seconds to import: only where numbers are checked
     from torch import Tensor
 
-    from kb_env.numerics import Reference
+    from kb_env.numerics import Expected, Reference
 
 #: Most warp instructions of one check case; honest ones need at most a few per cent of it.
 CHECK_BUDGET = 300_000_000
@@ -43,78 +44,93 @@ def verify(prepared: Prepared, reference: Reference, client: Client, seed: int) 
     """Run the check cases and compare every output element.
 
     A program that gives wrong numbers ends as a Verification that is not ok; one that does not
-    run to its end as a Fault. The first case that fails ends the check.
+    run to its end as a Fault. The first case that fails decides.
     """
-    task = prepared.task
-    worst, number = 0.0, 0
-    for number, case in enumerate(checked_cases(task)):
-        poison = POISONS[(number + seed) % len(POISONS)]
-        inputs = reference.inputs(case, case_seed(prepared.program.key, task.key, seed, case.name), "cpu")
-        outputs = run_case(prepared, case, inputs, client, poison)
-        if isinstance(outputs, Fault):
-            return outputs
-        verdict = _compare(task, case, reference, inputs, outputs, poison)
-        if not verdict.ok:
-            message = f"{case.name} ({_sizes(case)}): {verdict.message}"
-            return Verification(False, verdict.fault, number + 1, message, verdict.worst)
-        worst = max(worst, verdict.worst or 0.0)
-    return Verification(
-        True, None, number + 1, f"{number + 1} cases right, worst {worst:.2g} of the bound", worst
-    )
-
-
-def run_case(
-    prepared: Prepared, case: Case, inputs: Mapping[str, Tensor], client: Client, poison: int
-) -> dict[str, Tensor] | Fault:
-    """All non-scalar arguments after one run of the case's plan, or what stopped it."""
-    task = prepared.task
-    arrays = [a for a in task.arguments if a.kind != "scalar"]
-    given, input_bytes = layout({a.name: a.nbytes(case.sizes) for a in arrays if a.name in inputs})
-    wanted, output_bytes = layout({a.name: a.nbytes(case.sizes) for a in arrays})
-    source, target = memory_file(input_bytes), memory_file(output_bytes)
-    try:
-        with shared_map(source, input_bytes) as view:
-            for piece in given:
-                view[piece.offset : piece.offset + piece.nbytes] = tensor_bytes(inputs[piece.name])
-        job = Job(prepared.plans[case.name], given, wanted, poison, 0, CHECK_BUDGET)
-        request = Request(1, prepared.ptx, input_bytes, output_bytes, int(CHECK_SECONDS), (job,))
-        response = client.ask(request, (source, target), CHECK_SECONDS)
-        fault = response_fault(response, case, "verify")
-        if fault is not None:
+    task, cases = prepared.task, checked_cases(prepared.task)
+    inputs = [
+        reference.inputs(case, case_seed(prepared.program.key, task.key, seed, case.name), "cpu")
+        for case in cases
+    ]
+    poisons = [POISONS[(number + seed) % len(POISONS)] for number in range(len(cases))]
+    with ThreadPoolExecutor(1) as pool:  # the expected results are computed while the child runs
+        expected = [pool.submit(reference.expected, *pair) for pair in zip(cases, inputs, strict=True)]
+        outputs, fault = run_cases(prepared, inputs, poisons, client)
+        if not outputs and fault is not None:
+            pool.shutdown(cancel_futures=True)
             return fault
-        with shared_map(target, output_bytes) as view:
-            # Copied out before anything reads it: the child still has the file mapped.
-            data = {p.name: view[p.offset : p.offset + p.nbytes] for p in wanted}
+        worst = 0.0
+        for number, after in enumerate(outputs):
+            verdict = _compare(
+                task, reference, inputs[number], after, expected[number].result(), poisons[number]
+            )
+            if not verdict.ok:
+                pool.shutdown(cancel_futures=True)
+                message = f"{cases[number].name} ({_sizes(cases[number])}): {verdict.message}"
+                return Verification(False, verdict.fault, number + 1, message, verdict.worst)
+            worst = max(worst, verdict.worst or 0.0)
+    if fault is not None:
+        return fault
+    count = len(cases)
+    return Verification(True, None, count, f"{count} cases right, worst {worst:.2g} of the bound", worst)
+
+
+def run_cases(
+    prepared: Prepared, inputs: Sequence[Mapping[str, Tensor]], poisons: Sequence[int], client: Client
+) -> tuple[list[dict[str, Tensor]], Fault | None]:
+    """All non-scalar arguments after each case's run, in order, and what stopped the first that failed."""
+    cases = checked_cases(prepared.task)
+    arrays = [a for a in prepared.task.arguments if a.kind != "scalar"]
+    jobs, given, wanted = [], Layout(), Layout()
+    for case, tensors, poison in zip(cases, inputs, poisons, strict=True):
+        sizes = {a.name: a.nbytes(case.sizes) for a in arrays}
+        read = given.add({name: size for name, size in sizes.items() if name in tensors})
+        jobs.append(Job(prepared.plans[case.name], read, wanted.add(sizes), poison, 0, CHECK_BUDGET))
+    source, target = memory_file(given.nbytes), memory_file(wanted.nbytes)
+    try:
+        with shared_map(source, given.nbytes) as view:
+            for job, tensors in zip(jobs, inputs, strict=True):
+                for piece in job.inputs:
+                    view[piece.offset : piece.offset + piece.nbytes] = tensor_bytes(tensors[piece.name])
+        freeze(source)
+        seconds = int(CHECK_SECONDS)
+        request = Request(1, prepared.ptx, given.nbytes, wanted.nbytes, seconds, tuple(jobs))
+        response = client.ask(request, (source, target), CHECK_SECONDS)
+        fault = response_fault(response, cases, "verify")
+        ran = 0 if isinstance(response, Failure) else sum(r.status is None for r in response.results)
+        found = []
+        with shared_map(target, wanted.nbytes) as view:
+            for case, job in zip(cases[:ran], jobs, strict=False):
+                # Copied out before anything reads it: the child still has the file mapped.
+                data = {p.name: view[p.offset : p.offset + p.nbytes] for p in job.outputs}
+                found.append({a.name: _tensor(data[a.name], a.dtype, a.dims(case.sizes)) for a in arrays})
     finally:
         close_all((source, target))
-    return {a.name: _tensor(data[a.name], a.dtype, a.dims(case.sizes)) for a in arrays}
+    return found, fault
 
 
-def response_fault(response: Response | Failure, case: Case, stage: str) -> Fault | None:
-    """The Fault of a request for one case; None if it ran."""
-    where = f"{case.name} ({_sizes(case)}): "
+def response_fault(response: Response | Failure, cases: Sequence[Case], stage: str) -> Fault | None:
+    """The Fault of the first case that did not run; None if all ran."""
     if isinstance(response, Failure):
-        return Fault(response.status, stage, where + response.message)
-    results = response.results
-    if len(results) != 1 or results[0].case != case.name:
-        return Fault(Status.CRASHED, stage, where + "the simulator process answered for another case")
-    if results[0].status is None:
+        return Fault(response.status, stage, response.message)
+    names = [result.case for result in response.results]
+    failed = [result for result in response.results if result.status is not None]
+    complete = len(names) == len(cases) or (len(failed) == 1 and failed[0] is response.results[-1])
+    if not complete or names != [case.name for case in cases][: len(names)] or len(failed) > 1:
+        return Fault(Status.CRASHED, stage, "the simulator process answered for other cases")
+    if not failed:
         return None
-    try:
-        status = Status(results[0].status)
-    except ValueError:
-        status = Status.CRASHED
-    if status not in (Status.CRASHED, Status.TIMED_OUT, Status.REFUSED, Status.WRONG):
-        status = Status.CRASHED
-    return Fault(status, stage, where + results[0].message[:4000])
+    case = cases[len(names) - 1]
+    allowed = (Status.CRASHED, Status.TIMED_OUT, Status.REFUSED, Status.WRONG)
+    status = next((s for s in allowed if s.value == failed[0].status), Status.CRASHED)
+    return Fault(status, stage, f"{case.name} ({_sizes(case)}): {failed[0].message[:4000]}")
 
 
 def _compare(
     task: Task,
-    case: Case,
     reference: Reference,
     inputs: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
+    expected: Expected,
     poison: int,
 ) -> Verification:
     changed = [
@@ -126,7 +142,7 @@ def _compare(
         message = f"the program changed its input {', '.join(changed)}: write to outputs and workspace only"
         return Verification(False, "input-changed", 1, message)
     outputs = {a.name: after[a.name] for a in task.arguments if a.kind in ("output", "inout")}
-    found = reference.compare(reference.expected(case, inputs), outputs)
+    found = reference.compare(expected, outputs)
     if found.ok:
         return Verification(True, None, 1, found.message, found.worst)
     left = _untouched(outputs, poison)

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,8 +24,8 @@ from kb_env.sim.counts import LaunchCounts
 T = TypeVar("T")
 
 MESSAGE_LIMIT = 256 << 20
-# Linux fcntl(2): not exported by Python before 3.10 on every platform.
-F_ADD_SEALS, SEALS = 1033, 0x1 | 0x2 | 0x4  # no more seals, no shrinking, no growing
+# Seals of Linux memory files, fcntl(2).
+SEAL_SEALS, SEAL_SIZE, SEAL_WRITE = 0x1, 0x2 | 0x4, 0x8
 
 
 class WorkerGone(Exception):
@@ -160,8 +160,13 @@ def memory_file(nbytes: int) -> int:
     """A new memory file of fixed size: neither side can cut it short under the other's mapping."""
     descriptor = os.memfd_create("kb-sim", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, max(nbytes, 1))
-    fcntl.fcntl(descriptor, F_ADD_SEALS, SEALS)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEAL_SIZE)
     return descriptor
+
+
+def freeze(descriptor: int) -> None:
+    """Nobody can write to the file any more. No shared mapping of it may be left."""
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEAL_WRITE | SEAL_SEALS)
 
 
 def shared_map(descriptor: int, nbytes: int) -> mmap.mmap:
@@ -174,13 +179,19 @@ def private_map(descriptor: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(descriptor, max(nbytes, 1), flags=mmap.MAP_PRIVATE)
 
 
-def layout(sizes: dict[str, int]) -> tuple[tuple[Piece, ...], int]:
-    """Page-aligned pieces for buffers by name, and the bytes they take together."""
-    pieces, offset = [], 0
-    for name, nbytes in sizes.items():
-        pieces.append(Piece(name, offset, nbytes))
-        offset += -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    return tuple(pieces), offset
+class Layout:
+    """Hands out page-aligned pieces of one memory file; ``nbytes`` is its size so far."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def add(self, sizes: Mapping[str, int]) -> tuple[Piece, ...]:
+        """Pieces for buffers by name."""
+        pieces = []
+        for name, nbytes in sizes.items():
+            pieces.append(Piece(name, self.nbytes, nbytes))
+            self.nbytes += -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return tuple(pieces)
 
 
 def close_all(files: Iterable[int]) -> None:
