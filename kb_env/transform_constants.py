@@ -171,7 +171,7 @@ def _fits(source: Source, name: str, value: int) -> bool:
 
 def _block_ok(block: tuple[int, ...]) -> bool:
     threads = block[0] * block[1] * block[2]
-    return 1 <= threads <= THREAD_LIMIT and block[2] <= 64 and (threads % 32 == 0 or threads < 32)
+    return 32 <= threads <= THREAD_LIMIT and block[2] <= 64 and threads % 32 == 0
 
 
 def shared_bytes(kernel: Node, known: Mapping[str, int]) -> int:
@@ -183,9 +183,8 @@ def shared_bytes(kernel: Node, known: Mapping[str, int]) -> int:
         size = ELEMENT_BYTES.get(squash(declaration.child_by_field_name("type")), 4)
         for declarator in declaration.children_by_field_name("declarator"):
             elements = 1
-            while declarator is not None and declarator.type == "array_declarator":
-                elements *= evaluate(declarator.child_by_field_name("size"), known) or 1
-                declarator = declarator.child_by_field_name("declarator")
+            for part in walk(declarator, "array_declarator"):
+                elements *= evaluate(part.child_by_field_name("size"), known) or 1
             total += size * elements
     return total
 

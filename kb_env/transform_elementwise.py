@@ -137,19 +137,26 @@ def _strided(source: Source, site: LaunchSite, kernel: Function, body: list[Node
     match = below if not rest else beyond
     if match is None or guard.child_by_field_name("alternative") is not None:
         return None
-    inner = [guard.child_by_field_name("consequence")] if not rest else rest
+    only = guard.child_by_field_name("consequence")
+    inner = rest or [only or guard]
     if any("return" in code(node) for node in inner):
         return None
     size = kernel.parameter(match[1])
     if size is None or size.pointer or assigned(match[1], kernel.body):
         return None
-    start = code(body[0]).split("=", 1)[1].rstrip("; \n")
-    stride = f"({kind})gridDim.x * {block}"
-    loop = f"for ({kind} {index} = {start}; {index} < {match[1]}; {index} += {stride})"
+    start = code(body[0]).split("=", 1)[1].strip("; \n")
+    at, bound = fresh(source, "at"), match[1]
+    loop = (
+        f"for (long long {at} = {start}; {at} < {bound}; {at} += (long long)gridDim.x * {block}) {{\n"
+        f"        const {kind} {index} = {at};\n        "
+    )
     if not rest:
-        return [Splice(body[0].start_byte, inner[0].start_byte if inner[0] else 0, loop + " ")]
+        return [
+            Splice(body[0].start_byte, inner[0].start_byte, loop),
+            Splice(inner[0].end_byte, inner[0].end_byte, "\n    }"),
+        ]
     end = rest[-1].end_byte
-    return [Splice(body[0].start_byte, guard.end_byte, loop + " {"), Splice(end, end, "\n    }")]
+    return [Splice(body[0].start_byte, guard.end_byte, loop.rstrip()), Splice(end, end, "\n    }")]
 
 
 def fuse(source: Source, variant: int) -> str | None:
@@ -184,8 +191,13 @@ def _next_launch(source: Source, site: LaunchSite) -> LaunchSite | None:
 
 def passed(item: Elementwise) -> dict[str, str]:
     """What the launch passes for each parameter."""
-    names = [parameter.name for parameter in item.kernel.parameters]
-    return dict(zip(names, (squash(argument) for argument in item.launch.arguments), strict=True))
+    return passed_arguments(item.kernel, item.launch)
+
+
+def passed_arguments(kernel: Function, site: LaunchSite) -> dict[str, str]:
+    """Argument text by parameter name, for one launch."""
+    names = [parameter.name for parameter in kernel.parameters]
+    return dict(zip(names, (squash(argument) for argument in site.arguments), strict=True))
 
 
 def _fusable(first: Elementwise, second: Elementwise) -> bool:
@@ -238,24 +250,24 @@ def _fused(source: Source, first: Elementwise, second: Elementwise) -> str | Non
     start, end = first.launch.node.parent, second.launch.node.parent
     if start is None or end is None:
         return None
-    later = max(first.kernel.outer.end_byte, second.kernel.outer.end_byte)
+    removed = [_removed(source, first.kernel), _removed(source, second.kernel)]
+    later = max(item.end for item in removed)
     return rewrite(
         source,
         [
-            _removed(source, first.kernel),
-            _removed(source, second.kernel),
-            Splice(later, later, "\n".join(lines).rstrip() + "\n"),
+            *removed,
+            Splice(later, later, "\n".join(lines)),
             Splice(start.start_byte, end.end_byte, call),
         ],
     )
 
 
 def _removed(source: Source, kernel: Function) -> Splice:
-    """Takes a kernel out, with the blank line after it."""
+    """Takes a kernel out, with the line ends after it."""
     end = kernel.outer.end_byte
-    while source.data[end : end + 1] == b"\n" and source.data[end : end + 2] == b"\n\n":
+    while source.data[end : end + 1] == b"\n":
         end += 1
-    return Splice(kernel.outer.start_byte, kernel.outer.end_byte, "")
+    return Splice(kernel.outer.start_byte, end, "")
 
 
 def _joined(

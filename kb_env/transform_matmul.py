@@ -23,7 +23,10 @@ from kb_env.transform_tree import (
 #: (rows, columns, depth of a tile; rows, columns of results a thread)
 TILES = ((64, 64, 16, 4, 4), (128, 128, 8, 8, 8), (32, 32, 32, 2, 2), (128, 64, 16, 8, 4), (16, 16, 16, 1, 1))
 
-_INDEX = r"(?:int|unsigned|size_t) (?P<{0}>\w+)=blockIdx\.(?P<axis_{0}>[xy])\*(?P<block_{0}>\w+|blockDim\.[xy])\+threadIdx\.(?P=axis_{0});"
+_INDEX = (
+    r"(?:int|unsigned|size_t) (?P<{0}>\w+)=blockIdx\.(?P<axis_{0}>[xy])\*"
+    r"(?P<block_{0}>\w+|blockDim\.[xy])\+threadIdx\.(?P=axis_{0});"
+)
 _REST = (
     r"(?:float (?P<sum>\w+)=0(?:\.0?f?|f)?;"
     r"for\(int (?P<i>\w+)=0;(?P=i)<(?P<k>\w+);(?:\+\+(?P=i)|(?P=i)\+\+)\)\{?"
@@ -31,7 +34,10 @@ _REST = (
     r"\*(?P<lb>__half2float\()?(?P<b>\w+)\[(?P=i)\*(?P<n>\w+)\+(?P=col)\](?(lb)\));\}?"
     r"(?P<c>\w+)\[(?P=row)\*(?P=n)\+(?P=col)\]=(?P<sc>__float2half(?:_rn)?\()?(?P=sum)(?(sc)\));)"
 )
-_RETURN = r"if\((?:(?P=row)>=(?P<m1>\w+)\|\|(?P=col)>=(?P<n1>\w+)|(?P=col)>=(?P<n2>\w+)\|\|(?P=row)>=(?P<m2>\w+))\)(?:return;|\{return;\})"
+_RETURN = (
+    r"if\((?:(?P=row)>=(?P<m1>\w+)\|\|(?P=col)>=(?P<n1>\w+)|"
+    r"(?P=col)>=(?P<n2>\w+)\|\|(?P=row)>=(?P<m2>\w+))\)(?:return;|\{return;\})"
+)
 _ORDERS = (
     re.compile(_INDEX.format("row") + _INDEX.format("col") + _RETURN + _REST),
     re.compile(_INDEX.format("col") + _INDEX.format("row") + _RETURN + _REST),

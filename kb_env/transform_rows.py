@@ -1,4 +1,4 @@
-"""Transforms of kernels with one block per row: shuffles instead of a shared tree, rows held in registers."""
+"""Transforms of kernels with one block per row: float4 access, rows held in registers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from tree_sitter import Node
 
-from kb_env.transform_constants import threads_per_block
 from kb_env.transform_match import RowLoop, fresh, normal, row_loops, substitute
 from kb_env.transform_qualifiers import distinct_pointers
 from kb_env.transform_tree import (
@@ -24,118 +23,6 @@ from kb_env.transform_tree import (
     statements,
     walk,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class _Tree:
-    """``scratch[tid] = value; sync; for (step...) scratch[tid] = op(scratch[tid], scratch[tid + step])``."""
-
-    store: Node
-    loop: Node
-    scratch: str
-    block: str
-    value: str
-    combine: str  # with {0} and {1}
-    following: tuple[Node, ...]
-
-
-def _trees(kernel: Function) -> list[_Tree]:
-    body = statements(kernel.body)
-    found = []
-    for position in range(len(body) - 2):
-        tree = _tree(body[position : position + 3], tuple(body[position + 3 :]))
-        if tree is not None:
-            found.append(tree)
-    return found
-
-
-def _tree(three: list[Node], following: tuple[Node, ...]) -> _Tree | None:
-    store, sync, loop = three
-    left = re.fullmatch(r"(\w+)\[threadIdx\.x\]=(.*);", normal(store))
-    if left is None or store.type != "expression_statement" or normal(sync) != "__syncthreads();":
-        return None
-    scratch, own = left[1], rf"{left[1]}\[threadIdx\.x\]"
-    other = rf"{scratch}\[threadIdx\.x\+(?P=step)\]"
-    head = (
-        r"for\(int (?P<step>\w+)=(?P<block>\w+|blockDim\.x)/2;(?P=step)>0;(?P=step)(?:/=2|>>=1)\)\{"
-        r"if\(threadIdx\.x<(?P=step)\)\{?"
-    )
-    tail = r";\}?__syncthreads\(\);\}"
-    text = normal(loop)
-    plus = re.fullmatch(rf"{head}{own}\+={other}{tail}", text)
-    call = re.fullmatch(rf"{head}{own}=(?P<op>fmaxf|fminf|max|min)\({own},{other}\){tail}", text)
-    match = plus or call
-    if match is None or store.named_children[0].child_by_field_name("right") is None:
-        return None
-    combine = "{0} + {1}" if plus else f"{match['op']}({{0}}, {{1}})"
-    value = code(store.named_children[0].child_by_field_name("right"))
-    return _Tree(store, loop, scratch, match["block"], value, combine, following)
-
-
-def warp_shuffles(source: Source, variant: int) -> str | None:
-    """Shared-memory tree reductions of float become warp shuffles, in every kernel that has them.
-
-    Legal where the block is one-dimensional, a known power of two from 32 on, and all threads arrive.
-    Each thread then has the total, so later reads of ``scratch[0]`` need no memory. The order of a sum
-    changes within the same depth.
-    """
-    splices: list[Splice] = []
-    for kernel in kernels(source):
-        site, threads = only_launch(source, kernel), threads_per_block(source, kernel.name)
-        if site is None or threads is None or threads < 32 or threads & (threads - 1):
-            continue
-        if site.block.type not in ("identifier", "number_literal") or _leaves_early(kernel):
-            continue
-        for number, tree in enumerate(_trees(kernel)):
-            block = squash(site.block) if tree.block == "blockDim.x" else tree.block
-            if block != squash(site.block) or _type_of(kernel, tree.scratch) != "float":
-                continue
-            splices += _shuffled(source, tree, f"{tree.scratch}_total{number + 1}", block)
-    return rewrite(source, splices) if splices else None
-
-
-def _leaves_early(kernel: Function) -> bool:
-    return next(walk(kernel.body, "return_statement", "goto_statement"), None) is not None
-
-
-def _type_of(kernel: Function, name: str) -> str | None:
-    """Element type of a shared array declared in the kernel."""
-    for node in walk(kernel.body, "declaration"):
-        if any(code(child) == "__shared__" for child in node.children):
-            for item in node.children_by_field_name("declarator"):
-                if code(item.child_by_field_name("declarator")) == name:
-                    return squash(node.child_by_field_name("type"))
-    return None
-
-
-def _shuffled(source: Source, tree: _Tree, total: str, block: str) -> list[Splice]:
-    """Splices for one tree: none if what follows uses the scratch in an unknown way."""
-    if total in source.text:
-        return []
-    reads: list[Splice] = []
-    for node in tree.following:
-        if re.match(rf"{tree.scratch}\[threadIdx\.x\]=", normal(node)):
-            break
-        for use in walk(node, "identifier"):
-            if code(use) != tree.scratch:
-                continue
-            if use.parent is None or squash(use.parent) != f"{tree.scratch}[0]":
-                return []
-            reads.append(Splice(use.parent.start_byte, use.parent.end_byte, total))
-    step = "__shfl_xor_sync(0xffffffffu, {0}, lane)"
-    combined = tree.combine.format(total, step.format(total))
-    lines = [
-        f"float {total} = {tree.value};",
-        f'    static_assert({block} % 32 == 0 && ({block} & ({block} - 1)) == 0, "whole warps");',
-        f"    for (int lane = 16; lane > 0; lane /= 2) {total} = {combined};",
-        f"    if (threadIdx.x % 32 == 0) {tree.scratch}[threadIdx.x / 32] = {total};",
-        "    __syncthreads();",
-        f"    {total} = {tree.scratch}[threadIdx.x % ({block} / 32)];",
-        f"    for (int lane = {block} / 64; lane > 0; lane /= 2) {total} = {combined};",
-        "    __syncthreads();",
-    ]
-    return [Splice(tree.store.start_byte, tree.loop.end_byte, "\n".join(lines)), *reads]
-
 
 HELD = (4, 8, 16, 32)
 QUADS = (1, 2, 4, 8)
@@ -162,10 +49,13 @@ def hold_row(source: Source, variant: int) -> str | None:
         name = _shared_input(kernel, loops)
         if name is None or f"{name}_held" in source.text or f"{name}_four" in source.text:
             continue
-        if wide:
+        kind = _const_pointer(kernel, name) or ""
+        if not wide:
+            splices = _hold_values(source, loops, name, kind, HELD[variant])
+        elif kind == "float" and all(name in _vector_inputs(kernel, x) or not _reads(x, name) for x in loops):
             splices = _hold_quads(source, kernel, loops, name, QUADS[variant - len(HELD)])
         else:
-            splices = _hold_values(source, loops, name, HELD[variant])
+            splices = []
         if splices:
             return rewrite(source, splices)
     return None
@@ -182,10 +72,10 @@ def _flat_block(source: Source, kernel: Function, loop: RowLoop) -> bool:
 
 
 def _shared_input(kernel: Function, loops: list[RowLoop]) -> str | None:
-    """A pointer to const float, never reassigned, that at least two loops read at their index only."""
+    """A pointer to const float or half, never reassigned, that at least two loops read at their index only."""
     first = loops[0]
     for name in dict.fromkeys(code(n) for n in walk(first.body, "identifier")):
-        if not _const_float_pointer(kernel, name) or assigned(name, kernel.body):
+        if _const_pointer(kernel, name) not in ("float", "__half") or assigned(name, kernel.body):
             continue
         users = [loop for loop in loops if any(_is_element(n, name, loop.index) for n in walk(loop.body))]
         if len(users) >= 2 and users[0] is first:
@@ -193,20 +83,26 @@ def _shared_input(kernel: Function, loops: list[RowLoop]) -> str | None:
     return None
 
 
+def _reads(loop: RowLoop, name: str) -> bool:
+    return any(code(node) == name for node in walk(loop.body, "identifier"))
+
+
 def _is_element(node: Node, name: str, index: str) -> bool:
     return node.type == "subscript_expression" and normal(node) == f"{name}[{index}]"
 
 
-def _const_float_pointer(kernel: Function, name: str) -> bool:
+def _const_pointer(kernel: Function, name: str) -> str | None:
+    """Element type of a pointer to const: a parameter, or a local declared once."""
     item = kernel.parameter(name)
     if item is not None:
-        return item.pointer and item.const and item.base == "float"
-    texts = [squash(node) for node in walk(kernel.body, "declaration")]
-    pattern = rf"const float\*(?:__restrict__ )?{name}=[^,]*;"
-    return sum(bool(re.fullmatch(pattern, text)) for text in texts) == 1
+        return item.base if item.pointer and item.const else None
+    pattern = rf"const (\w+)\*(?:__restrict__ )?{name}=[^,]*;"
+    matches = [re.fullmatch(pattern, squash(node)) for node in walk(kernel.body, "declaration")]
+    found = [match[1] for match in matches if match is not None]
+    return found[0] if len(found) == 1 else None
 
 
-def _hold_values(source: Source, loops: list[RowLoop], name: str, count: int) -> list[Splice]:
+def _hold_values(source: Source, loops: list[RowLoop], name: str, element: str, count: int) -> list[Splice]:
     held, slot = f"{name}_held", fresh(source, "slot")
     first = loops[0]
     kind = "int"
@@ -214,7 +110,7 @@ def _hold_values(source: Source, loops: list[RowLoop], name: str, count: int) ->
     def short(loop: RowLoop, body: str) -> str:
         index = f"const {kind} {loop.index} = threadIdx.x + {slot} * {loop.block};"
         return (
-            f"#pragma unroll\n    for (int {slot} = 0; {slot} < {count}; ++{slot}) {{\n        {index}\n"
+            f"\n#pragma unroll\n    for (int {slot} = 0; {slot} < {count}; ++{slot}) {{\n        {index}\n"
             f"        if ({loop.index} < {loop.size}) {body}\n    }}\n"
         )
 
@@ -228,7 +124,7 @@ def _hold_values(source: Source, loops: list[RowLoop], name: str, count: int) ->
         def change(node: Node, index: str = loop.index) -> str | None:
             return f"{held}[{slot}]" if _is_element(node, name, index) else None
 
-        before = f"float {held}[{count}];\n{load}" if loop is first else ""
+        before = f"{element} {held}[{count}];\n{load}" if loop is first else ""
         inner = short(loop, substitute(source, loop.body, change))
         start = f"threadIdx.x + {count} * {loop.block}"
         rest = f"    for ({kind} {loop.index} = {start}; {loop.index} < {loop.size}; {loop.index} += {loop.block}) "
@@ -236,55 +132,109 @@ def _hold_values(source: Source, loops: list[RowLoop], name: str, count: int) ->
     return splices
 
 
+def vectorize_rows(source: Source, variant: int) -> str | None:
+    """Row loops over float go four elements at a time, where row length and alignment allow it at run time.
+
+    The conditions are those of :func:`hold_row`'s float4 variants; nothing is kept in registers.
+    """
+    for kernel in kernels(source):
+        loops = row_loops(kernel)
+        if not loops or not distinct_pointers(source, kernel) or not _flat_block(source, kernel, loops[0]):
+            continue
+        if re.search(r"\w_(held|four)\b", code(kernel.body)):
+            continue
+        splices = _hold_quads(source, kernel, loops, None, 0)
+        if splices:
+            return rewrite(source, splices)
+    return None
+
+
+@dataclass(frozen=True)
+class _Quads:
+    """Names that the generated code for groups of four elements uses."""
+
+    name: str | None  # the pointer whose groups are held, if any
+    count: int
+    wide: str
+    slot: str
+    group: str
+    loads: dict[str, str]
+
+    def head(self, loop: RowLoop, start: str) -> str:
+        return (
+            f"        for (int {self.group} = 4 * ({start}); {self.group} < {loop.size}; "
+            f"{self.group} += 4 * {loop.block}) {{\n"
+        )
+
+    def slots(self, loop: RowLoop) -> str:
+        return (
+            f"#pragma unroll\n        for (int {self.slot} = 0; {self.slot} < {self.count}; ++{self.slot}) {{\n"
+            f"            const int {self.group} = 4 * (threadIdx.x + {self.slot} * {loop.block});\n"
+        )
+
+
 def _hold_quads(
-    source: Source, kernel: Function, loops: list[RowLoop], name: str, count: int
+    source: Source, kernel: Function, loops: list[RowLoop], name: str | None, count: int
 ) -> list[Splice]:
     """Row loops in groups of four elements, the first ``count`` groups of a thread in registers."""
-    vectors = {loop.node.start_byte: _vector_stores(kernel, loop, name) for loop in loops}
-    stored = [item for found in vectors.values() if found is not None for item in found]
-    if any(found is None for found in vectors.values()) or not _apart(kernel, loops, stored):
+    vectors = [_vector_stores(kernel, loop) for loop in loops]
+    stored = [item for found in vectors if found is not None for item in found]
+    if any(found is None for found in vectors) or not _apart(kernel, stored):
         return []
-    held, wide, slot, group = (
-        f"{name}_held",
-        fresh(source, "wide"),
-        fresh(source, "slot"),
-        fresh(source, "group"),
-    )
-    first = loops[0]
-    pointers = " | ".join(f"reinterpret_cast<size_t>({item})" for item in dict.fromkeys([name, *stored]))
-    lines = [f"const bool {wide} = {first.size} % 4 == 0 && (({pointers}) & 15) == 0;"]
-    lines += [f"    float4 {held}[{count}];", f"    if ({wide}) {{", "#pragma unroll"]
-    lines.append(f"        for (int {slot} = 0; {slot} < {count}; ++{slot}) {{")
-    lines.append(f"            const int {group} = 4 * (threadIdx.x + {slot} * {first.block});")
-    load = f"*reinterpret_cast<const float4*>({name} + {group})"
-    lines += [
-        f"            if ({group} < {first.size}) {held}[{slot}] = {load};",
-        "        }",
-        "    }",
-        "    ",
-    ]
-    before = "\n".join(lines)
+    inputs = [_vector_inputs(kernel, loop) for loop in loops]
+    pointers = list(dict.fromkeys([*(item for found in inputs for item in found), *stored]))
+    if not any(inputs) or any(f"{item}_four" in source.text for item in pointers):
+        return []
+    together = " | ".join(f"reinterpret_cast<size_t>({item})" for item in pointers)
+    group = fresh(source, "group")
+    loads = {item: f"*reinterpret_cast<const float4*>({item} + {group})" for item in pointers}
+    quads = _Quads(name, count, fresh(source, "wide"), fresh(source, "slot"), group, loads)
+    before = f"const bool {quads.wide} = {loops[0].size} % 4 == 0 && (({together}) & 15) == 0;\n    "
+    if name is not None:
+        before += f"float4 {name}_held[{count}];\n    if ({quads.wide}) {{\n{quads.slots(loops[0])}"
+        before += f"            if ({group} < {loops[0].size}) {name}_held[{quads.slot}] = {loads[name]};\n"
+        before += "        }\n    }\n    "
     splices = []
-    for loop in loops:
-        four = _four(source, loop, name, vectors[loop.node.start_byte] or [], group)
-        reads = any(_is_element(node, name, loop.index) for node in walk(loop.body))
-        held_part = f"            const float4 {name}_four = {held}[{slot}];\n" if reads else ""
-        rest_part = f"            const float4 {name}_four = {load};\n" if reads else ""
-        text = (
-            f"if ({wide}) {{\n#pragma unroll\n"
-            f"        for (int {slot} = 0; {slot} < {count}; ++{slot}) {{\n"
-            f"            const int {group} = 4 * (threadIdx.x + {slot} * {loop.block});\n"
-            f"            if ({group} >= {loop.size}) break;\n{held_part}{four}        }}\n"
-            f"        for (int {group} = 4 * (threadIdx.x + {count} * {loop.block}); {group} < {loop.size}; "
-            f"{group} += 4 * {loop.block}) {{\n{rest_part}{four}        }}\n    }} else {{\n        "
-        )
-        start = loop.node.start_byte
-        splices.append(Splice(start, start, (before if loop is first else "") + text))
-        splices.append(Splice(loop.node.end_byte, loop.node.end_byte, "\n    }"))
+    for loop, read, written in zip(loops, inputs, vectors, strict=True):
+        if read or written:
+            text = before + _grouped(source, loop, read, written or [], quads)
+            splices.append(Splice(loop.node.start_byte, loop.node.start_byte, text))
+            splices.append(Splice(loop.node.end_byte, loop.node.end_byte, "\n    }"))
+            before = ""
     return splices
 
 
-def _vector_stores(kernel: Function, loop: RowLoop, name: str) -> list[str] | None:
+def _grouped(source: Source, loop: RowLoop, read: list[str], written: list[str], quads: _Quads) -> str:
+    """``if (wide) { loops over groups } else {``: what goes before the original loop."""
+    four = _four(source, loop, read, written, quads.group)
+    loaded = {item: f"            const float4 {item}_four = {quads.loads[item]};\n" for item in read}
+    text = f"if ({quads.wide}) {{\n"
+    start = "threadIdx.x"
+    if quads.name in read:
+        held = loaded | {
+            quads.name: f"            const float4 {quads.name}_four = {quads.name}_held[{quads.slot}];\n"
+        }
+        text += quads.slots(loop) + f"            if ({quads.group} >= {loop.size}) break;\n"
+        text += "".join(held.values()) + four + "        }\n"
+        start = f"threadIdx.x + {quads.count} * {loop.block}"
+    return (
+        text + quads.head(loop, start) + "".join(loaded.values()) + four + "        }\n    } else {\n        "
+    )
+
+
+def _vector_inputs(kernel: Function, loop: RowLoop) -> list[str]:
+    """Pointers to const float that the loop reads at its index only."""
+    names = dict.fromkeys(code(node) for node in walk(loop.body, "identifier"))
+    found = []
+    for name in names:
+        uses = [node for node in walk(loop.body, "identifier") if code(node) == name]
+        elements = all(n.parent is not None and _is_element(n.parent, name, loop.index) for n in uses)
+        if elements and _const_pointer(kernel, name) == "float" and not assigned(name, kernel.body):
+            found.append(name)
+    return found
+
+
+def _vector_stores(kernel: Function, loop: RowLoop) -> list[str] | None:
     """Pointers the loop stores to at its index; None if its body is not made of independent elements.
 
     Allowed are: ``out[c] = value``, ``sum += value``, ``best = fmaxf(best, value)``, declarations.
@@ -317,7 +267,7 @@ def _float_pointer(kernel: Function, name: str) -> bool:
     return sum(bool(re.fullmatch(rf"float\*(?:__restrict__ )?{name}=[^,]*;", text)) for text in texts) == 1
 
 
-def _apart(kernel: Function, loops: list[RowLoop], stored: list[str]) -> bool:
+def _apart(kernel: Function, stored: list[str]) -> bool:
     """Whether nothing that a row loop stores is used anywhere but in that store and its own declaration."""
     for name in stored:
         uses = [node for node in walk(kernel.body, "identifier") if code(node) == name]
@@ -340,13 +290,13 @@ def _base_is_shared(kernel: Function, name: str) -> bool:
     return True
 
 
-def _four(source: Source, loop: RowLoop, name: str, stores: list[str], group: str) -> str:
+def _four(source: Source, loop: RowLoop, read: list[str], written: list[str], group: str) -> str:
     """The body for the four elements of a group, and the vector stores after it."""
-    lines = [f"            float4 {item}_four;" for item in stores]
+    lines = [f"            float4 {item}_four;" for item in written]
     for number, lane in enumerate("xyzw"):
 
         def change(node: Node, number: int = number, lane: str = lane) -> str | None:
-            for item in (name, *stores):
+            for item in (*read, *written):
                 if _is_element(node, item, loop.index):
                     return f"{item}_four.{lane}"
             return f"({group} + {number})" if node.type == "identifier" and code(node) == loop.index else None
@@ -354,5 +304,5 @@ def _four(source: Source, loop: RowLoop, name: str, stores: list[str], group: st
         texts = [substitute(source, statement, change) for statement in statements(loop.body)]
         scoped = any(statement.type == "declaration" for statement in statements(loop.body))
         lines += [f"            {'{ ' + ' '.join(texts) + ' }' if scoped else ' '.join(texts)}"]
-    lines += [f"            *reinterpret_cast<float4*>({item} + {group}) = {item}_four;" for item in stores]
+    lines += [f"            *reinterpret_cast<float4*>({item} + {group}) = {item}_four;" for item in written]
     return "\n".join(lines) + "\n"

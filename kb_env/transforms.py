@@ -15,8 +15,10 @@ from functools import lru_cache
 from kb_env import (
     transform_constants,
     transform_elementwise,
+    transform_layout,
     transform_matmul,
     transform_qualifiers,
+    transform_reduce,
     transform_rows,
 )
 from kb_env.transform_constants import Constant, constants, set_constant
@@ -78,7 +80,25 @@ CATALOGUE: tuple[Transform, ...] = (
         "keep a row that is read several times in registers, as values or float4",
     ),
     _transform(
-        transform_rows.warp_shuffles, 1, "shuffles", "shared-memory tree reductions become warp shuffles"
+        transform_reduce.warp_shuffles, 1, "shuffles", "shared-memory tree reductions become warp shuffles"
+    ),
+    _transform(transform_reduce.scan_shuffles, 1, "shuffles", "a block's scan by warp shuffles"),
+    _transform(transform_rows.vectorize_rows, 1, "vectorization", "row loops through float4"),
+    _transform(
+        transform_layout.tile_transpose, 3, "coalescing", "transpose through a padded tile in shared memory"
+    ),
+    _transform(
+        transform_layout.swap_axes, 2, "coalescing", "exchange the thread axes of a kernel's two indices"
+    ),
+    _transform(transform_layout.pad_shared, 1, "padding", "one column more in square shared-memory tiles"),
+    _transform(
+        transform_layout.privatize,
+        len(transform_layout.BLOCKS),
+        "privatization",
+        "count into shared memory, then add to global memory once a block",
+    ),
+    _transform(
+        transform_layout.narrow_index, 1, "arithmetic", "32-bit index arithmetic where the size allows it"
     ),
     _transform(
         transform_elementwise.vectorize_elements, 4, "vectorization", "four elements a thread through float4"
