@@ -15,16 +15,19 @@ from kb_env import observe, show
 from kb_env.edits import ACTION_LIMIT, PROGRAM_LIMIT
 from kb_env.evaluators import Evaluator
 from kb_env.judge import Judge
+from kb_env.remember import Remembering
 from kb_env.replay import ReplayEvaluator
 from kb_env.rewards import Reward, find_reward
 from kb_env.spaces import CodeText, Sampler, WholeFiles, comment_edit, transform_edit
-from kb_env.steps import Attempt, Rules, Snapshot, attempt_action, initial_roofline, settle, spend
+from kb_env.steps import Attempt, Rules, Snapshot, attempt_action, first_evaluation, settle, spend
 from kb_env.suites import TaskLike, task_pool
 from kb_env.types import Episode, Evaluation, KbError, Program, Status, StepRecord, Task
 from kb_env.versions import versions
 
 #: What an evaluator raises when the harness itself fails; it ends the episode without a reward.
 HARNESS_FAULTS = (KbError, OSError, EOFError)
+#: Evaluations of first programs that are kept from reset to reset.
+_FIRSTS = 256
 
 
 class CudaEnv(gym.Env[dict[str, Any], str]):
@@ -43,6 +46,8 @@ class CudaEnv(gym.Env[dict[str, Any], str]):
         reward: ``gain``, ``delta``, ``terminal``, ``roofline`` or a function of an Outcome.
         evaluate_on_reset: measure the first program at ``reset``, which else costs nothing.
         profile: ask the evaluator for profiles.
+        inputs_seed: seed of the inputs that modelled evaluations are checked on (default: the seed of
+            ``reset``). Fixed, evaluations are remembered from episode to episode: for training.
         render_mode: ``ansi`` (``render`` returns the table) or ``human`` (rows are printed).
         store: folder of the build cache.
         sampler: what ``action_space.sample`` draws, a function of source and random generator; default:
@@ -68,6 +73,7 @@ class CudaEnv(gym.Env[dict[str, Any], str]):
         reward: str | Reward = "gain",
         evaluate_on_reset: bool = False,
         profile: bool = True,
+        inputs_seed: int | None = None,
         render_mode: str | None = None,
         store: str | Path | None = None,
         sampler: Sampler | None = None,
@@ -88,11 +94,12 @@ class CudaEnv(gym.Env[dict[str, Any], str]):
         self._rules = Rules(max_steps, dict(budget or {}), find_reward(reward))
         self._evaluate_on_reset = evaluate_on_reset
         self._profile = profile
+        self._inputs_seed = inputs_seed
         self._made_from = (backend, device, store)
         self._evaluator = evaluator
         self._owned = evaluator is None
         self._notes: dict[str, str | float] = {}
-        self._firsts: dict[tuple[str, int], Evaluation] = {}
+        self._firsts: dict[tuple[str, str, int], Evaluation] = {}
         self._state: Snapshot | None = None
 
     # ------------------------------------------------------------------ what policies look at
@@ -104,7 +111,8 @@ class CudaEnv(gym.Env[dict[str, Any], str]):
             from kb_env.backends import make_evaluator  # evaluators load only where they are used
 
             backend, device, store = self._made_from
-            self._evaluator = make_evaluator(backend, device=device, store=store)
+            made = make_evaluator(backend, device=device, store=store)
+            self._evaluator = Remembering(made) if made.source == "modelled" else made
         return self._evaluator
 
     @property
@@ -167,7 +175,8 @@ class CudaEnv(gym.Env[dict[str, Any], str]):
         if self._sampler is None and isinstance(evaluator, ReplayEvaluator):
             texts = tuple(item.text for item in evaluator.recorded(task))
             self.action_space.sampler = WholeFiles(texts) if texts else comment_edit
-        state = Snapshot(task, episode, Judge(task, episode.seed, self._profile), program)
+        judge = Judge(task, episode.seed if self._inputs_seed is None else self._inputs_seed, self._profile)
+        state = Snapshot(task, episode, judge, program)
         self._state = self._evaluate_first(state) if self._evaluate_on_reset else state
         if self.render_mode == "human":
             print(show.header(self.episode))
@@ -253,36 +262,18 @@ class CudaEnv(gym.Env[dict[str, Any], str]):
 
     def _evaluate_first(self, state: Snapshot) -> Snapshot:
         """The state after measuring the program the episode starts from."""
-        evaluator = self.evaluator
-        key = (
-            state.current.key + state.task.key,
-            state.episode.seed if evaluator.source == "modelled" else 0,
-        )
+        measured = self.evaluator.source == "measured"
+        key = (state.task.key, state.current.key, 0 if measured else state.judge.seed)
         if key not in self._firsts:
-            self._firsts[key] = state.judge.evaluate(evaluator, state.current)[0]
+            if len(self._firsts) >= _FIRSTS:
+                self._firsts.clear()
+            self._firsts[key] = state.judge.evaluate(self.evaluator, state.current)[0]
         evaluation = self._firsts[key]
         if evaluation.fault is not None and evaluation.status is not Status.UNRECORDED:
             raise KbError(
                 f"the first program of {state.task.name} is {observe.evaluation_text(evaluation)[:500]}"
             )
-        state.judge.learn(state.current, evaluation)
-        episode = replace(state.episode, initial_evaluation=evaluation)
-        text = observe.evaluation_text(evaluation)
-        state = replace(
-            state, current_evaluation=evaluation, feedback=text, roofline=initial_roofline(evaluation)
-        )
-        if evaluation.verified and state.current != state.task.initial and (evaluation.speedup_low or 0) > 1:
-            state = replace(state, best_evaluation=evaluation, best_low=evaluation.speedup_low or 1.0)
-            episode = replace(
-                episode,
-                best=state.current,
-                best_speedup=evaluation.speedup or 1.0,
-                best_low=evaluation.speedup_low,
-                best_high=evaluation.speedup_high,
-            )
-        elif state.current == state.task.initial:
-            state = replace(state, best_evaluation=evaluation)
-        return replace(state, episode=episode)
+        return first_evaluation(state, evaluation)
 
     def _observation(self) -> dict[str, Any]:
         state = self._now()

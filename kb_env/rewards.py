@@ -33,15 +33,15 @@ _FAILED = (
 class Outcome:
     """What a reward may depend on.
 
-    ``current_*`` is the speedup of the program that is edited, against initial; ``best_low_*`` the
-    lower bound of the best program's, the product of the lower bounds of the paired measurements
-    that made it the best. ``roofline`` is the initial program's share of the roofline (0 to 1, or
-    None if not known). ``ended`` says that this step ended the episode.
+    ``current_*`` is the speedup of the program that is edited, against initial (None if it was not
+    timed); ``best_low_*`` the lower bound of the best program's, the product of the lower bounds of
+    the paired measurements that made it the best. ``roofline`` is the initial program's share of the
+    roofline (0 to 1, or None if not known). ``ended`` says that this step ended the episode.
     """
 
     status: Status
-    current_before: float
-    current_after: float
+    current_before: float | None
+    current_after: float | None
     best_low_before: float
     best_low_after: float
     roofline: float | None
@@ -69,6 +69,8 @@ def delta(outcome: Outcome) -> float:
     """
     if outcome.failed:
         return -FAILURE_COST
+    if outcome.current_before is None or outcome.current_after is None:
+        return 0.0
     return math.log(outcome.current_after / outcome.current_before)
 
 

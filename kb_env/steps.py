@@ -70,6 +70,34 @@ class Attempt:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
+def first_evaluation(state: Snapshot, evaluation: Evaluation) -> Snapshot:
+    """The state once the program that the episode starts from is evaluated."""
+    state.judge.learn(state.current, evaluation)
+    episode = replace(state.episode, initial_evaluation=evaluation)
+    best_low, best_evaluation = state.best_low, state.best_evaluation
+    low = evaluation.speedup_low
+    if state.current == state.task.initial:
+        best_evaluation = evaluation
+    elif low is not None and low > 1:
+        best_low, best_evaluation = low, evaluation
+        episode = replace(
+            episode,
+            best=state.current,
+            best_speedup=evaluation.speedup or low,
+            best_low=low,
+            best_high=evaluation.speedup_high,
+        )
+    return replace(
+        state,
+        episode=episode,
+        current_evaluation=evaluation,
+        best_evaluation=best_evaluation,
+        best_low=best_low,
+        roofline=initial_roofline(evaluation),
+        feedback=evaluation_text(evaluation),
+    )
+
+
 def attempt_action(state: Snapshot, action: str, evaluator: Evaluator) -> Attempt:
     """Edit, evaluate and, for a would-be best, measure again. Changes nothing but the judge's knowledge."""
     begun = time.perf_counter()
@@ -108,8 +136,10 @@ def _would_be_best(state: Snapshot, evaluation: Evaluation) -> bool:
     best = state.best_evaluation
     if best is not None and best.key is not None and best.key == evaluation.key:
         return False
-    known = best.speedup if best is not None else None
-    return evaluation.speedup >= (known or 1.0) * math.exp(SMALLEST_GAIN)
+    bar = state.episode.best_speedup
+    if best is not None and best.speedup is not None:
+        bar = min(bar, best.speedup)  # either may be lucky; the measurement to come decides
+    return evaluation.speedup >= bar * math.exp(SMALLEST_GAIN)
 
 
 def _challenge(state: Snapshot, attempt: Attempt, evaluator: Evaluator) -> Attempt:
@@ -215,8 +245,8 @@ def _ending(state: Snapshot, attempt: Attempt, rules: Rules) -> str:
 def _outcome(before: Snapshot, after: Snapshot, status: Status, ended: bool) -> Outcome:
     return Outcome(
         status=status,
-        current_before=before.speedup or 1.0,
-        current_after=after.speedup or 1.0,
+        current_before=before.speedup,
+        current_after=after.speedup,
         best_low_before=before.best_low,
         best_low_after=after.best_low,
         roofline=after.roofline,

@@ -21,6 +21,7 @@ from kb_env.edits import ACTION_LIMIT, diff_action
 from kb_env.env import CudaEnv
 from kb_env.observe import INFO_KEYS
 from kb_env.records import pack, unpack
+from kb_env.remember import Remembering
 from kb_env.replay import Recorder
 from kb_env.rewards import FAILURE_COST, Outcome
 from kb_env.spaces import CodeText
@@ -307,6 +308,22 @@ def test_evaluate_many_keeps_order_and_takes_no_step() -> None:
     assert env.episode.steps == ()
     assert len(env.evaluator.calls) == 3
     assert env.step(variant("// us: 250"))[4]["cached"] == 1.0
+
+
+def test_modelled_evaluations_are_remembered_and_measured_ones_are_not() -> None:
+    inner = PaperEvaluator()
+    memory = Remembering(inner)
+    episodes = []
+    for _ in range(3):
+        env = CudaEnv(TASK, evaluator=memory, inputs_seed=7, evaluate_on_reset=True)
+        env.reset(seed=1)
+        steps = [env.step(variant(f"// us: {us}")) for us in (500, 250)]
+        episodes.append([(step[1], step[4]) for step in steps])
+    assert episodes[0] == episodes[1] == episodes[2]
+    assert len(inner.calls) == 5  # the initial program, and two programs measured twice each
+    assert memory.evaluate(TASK, Program("softmax", "// fault: BUILD_FAILED")).fault is not None
+    with pytest.raises(KbError, match="only modelled"):
+        Remembering(PaperEvaluator(source="measured"))
 
 
 def test_the_record_holds_what_the_policy_noted_and_the_phases() -> None:
