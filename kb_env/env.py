@@ -112,7 +112,8 @@ class CudaEnv(gym.Env[dict[str, Any], str]):
 
             backend, device, store = self._made_from
             made = make_evaluator(backend, device=device, store=store)
-            self._evaluator = Remembering(made) if made.source == "modelled" else made
+            repeats = made.source == "modelled" and not isinstance(made, ReplayEvaluator)
+            self._evaluator = Remembering(made) if repeats else made
         return self._evaluator
 
     @property
