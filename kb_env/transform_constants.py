@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tree_sitter import Node
 
@@ -64,7 +65,8 @@ def values(source: Source) -> dict[str, int]:
     return found
 
 
-def _definitions(source: Source) -> list[tuple[str, Node]]:
+@lru_cache(maxsize=512)
+def _definitions(source: Source) -> tuple[tuple[str, Node], ...]:
     """(name, value node) of each constant that is defined exactly once in the text."""
     found: list[tuple[str, Node]] = []
     name: Node | None
@@ -78,7 +80,7 @@ def _definitions(source: Source) -> list[tuple[str, Node]]:
         if name is not None and value is not None and name.type == "identifier":
             found.append((code(name), value))
     names = [name for name, _ in found]
-    return [(name, value) for name, value in found if names.count(name) == 1]
+    return tuple((name, value) for name, value in found if names.count(name) == 1)
 
 
 def _is_constant(declaration: Node) -> bool:
@@ -128,9 +130,14 @@ def _reached(source: Source) -> set[str]:
 
 def constants(text: str) -> list[Constant]:
     """The tunable constants of a text in source order; empty where there are none or it does not parse."""
+    return list(_constants(text))
+
+
+@lru_cache(maxsize=2048)
+def _constants(text: str) -> tuple[Constant, ...]:
     source = parse(text)
     if source is None:
-        return []
+        return ()
     reached, found = _reached(source), []
     for name, node in sorted(_literal_places(source).items(), key=lambda item: item[1].start_byte):
         value = literal(node)
@@ -142,7 +149,7 @@ def constants(text: str) -> list[Constant]:
         choices = sorted(step for step in steps if step == value or _fits(source, name, step))
         if len(choices) > 1:
             found.append(Constant(name, value, tuple(choices)))
-    return found
+    return tuple(found)
 
 
 def set_constant(text: str, name: str, value: int) -> str | None:

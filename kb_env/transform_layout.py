@@ -222,6 +222,9 @@ def privatize(source: Source, variant: int) -> str | None:
         counts, keys = match["counts"] or match["counts2"], match["keys"] or match["keys2"]
         target, given = kernel.parameter(counts), passed_arguments(kernel, site)
         bins = _cleared(site.host, given.get(counts, ""))
+        count = kernel.parameter(match["n"])
+        if count is None or count.pointer or count.base not in ("int", "unsigned", "size_t"):
+            continue
         if target is None or target.base != "int" or bins is None or not distinct_pointers(source, kernel):
             continue
         return _privatized(
@@ -249,11 +252,17 @@ def _privatized(
     name, limit = fresh(source, f"{kernel.name}_private"), fresh(source, "PRIVATE_BLOCKS")
     key = kernel.parameter(keys)
     statement = site.node.parent
-    if key is None or statement is None or {"own", "bins", "bin", "at", "stride"} & identifiers(kernel.node):
+    count = kernel.parameter(size)
+    if (
+        key is None
+        or count is None
+        or statement is None
+        or {"own", "bins", "bin", "at", "stride"} & identifiers(kernel.node)
+    ):
         return None
     text = f"""constexpr int {limit} = {blocks};
 
-__global__ void {name}(const {key.base}* {keys}, int* {counts}, int {size}, int bins) {{
+__global__ void {name}(const {key.base}* {keys}, int* {counts}, {count.base} {size}, int bins) {{
     extern __shared__ int own[];
     for (int bin = threadIdx.x; bin < bins; bin += {block}) own[bin] = 0;
     __syncthreads();

@@ -207,7 +207,10 @@ def scan_shuffles(source: Source, variant: int) -> str | None:
         block = _block_of(source, function) if match is not None else None
         if match is None or block != match["b"] or len(function.parameters) != 1:
             continue
-        if function.parameters[0].name != match["v"] or function.parameters[0].base != "float":
+        if (
+            function.parameters[0].name != match["v"]
+            or squash(function.parameters[0].node) != f"float {match['v']}"
+        ):
             continue
         body = _SCAN_BODY.replace("BLOCK", match["b"]).replace("VALUE", match["v"])
         return rewrite(source, [Splice(function.body.start_byte, function.body.end_byte, body.strip())])

@@ -209,17 +209,19 @@ def _parameter(node: Node) -> Parameter:
     )
 
 
-def functions(source: Source) -> list[Function]:
+@lru_cache(maxsize=512)
+def functions(source: Source) -> tuple[Function, ...]:
     """Every function definition at file scope, in source order (also inside namespaces)."""
     found = (_function(node) for node in walk(source.root, "function_definition"))
-    return [item for item in found if item is not None]
+    return tuple(item for item in found if item is not None)
 
 
 def kernels(source: Source) -> list[Function]:
     return [item for item in functions(source) if item.kernel]
 
 
-def launches(source: Source) -> list[LaunchSite]:
+@lru_cache(maxsize=512)
+def launches(source: Source) -> tuple[LaunchSite, ...]:
     """Every launch in source order."""
     hosts = [item for item in functions(source) if not item.kernel]
     sites = []
@@ -235,7 +237,7 @@ def launches(source: Source) -> list[LaunchSite]:
         if len(configuration) >= 2:
             passed = tuple(child for child in arguments.named_children if child.type != "comment")
             sites.append(LaunchSite(node, name, plain, configuration, passed, host))
-    return sites
+    return tuple(sites)
 
 
 def only_launch(source: Source, kernel: Function) -> LaunchSite | None:
