@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,14 +27,15 @@ from statistics import median
 import torch
 
 from kb_env.numerics import Comparison, Reference
-from kb_env.task import builtin_names, load_task, solutions
-from kb_env.types import Case, KbError, Program, Task, arithmetic
+from kb_env.task import builtin_names, expected_status, load_task, solutions
+from kb_env.types import Case, KbError, Program, Status, Task, arithmetic
 
 #: Measured copy bandwidth and data sheet peaks of an H200, per second.
 COPY_BYTES = 4.3e12
 PEAKS = {"float32": 67e12, "float16": 989e12, "bfloat16": 989e12, "int32": 33e12, "float64": 34e12}
 
 RUNS = 20
+CHECK_SECONDS = 60
 GUARD = 4096
 NVCC = ["nvcc", "-shared", "-Xcompiler", "-fPIC", "-O3", "-std=c++17"]
 NVCC += ["-gencode", "arch=compute_90a,code=sm_90a", "-include", "pool.h"]
@@ -71,7 +74,8 @@ def programs(task: Task, wrong: bool) -> dict[str, Program]:
     found = {"kernel": task.initial}
     found |= {f"right/{name}": program for name, program in solutions(task, "right").items()}
     if wrong:
-        found |= {f"wrong/{name}": program for name, program in solutions(task, "wrong").items()}
+        programs_wrong = solutions(task, "wrong")
+        found |= {label: programs_wrong[label.partition("/")[2]] for label in only_wrong(task)}
     return found
 
 
@@ -207,51 +211,79 @@ class Bench:
 
 
 def work(task: Task, labels: list[str], folder: Path) -> None:
-    """The child's side: check and time, one JSON line per finding. A crash loses only what follows."""
-    bench = Bench(task, folder)
-    torch.zeros(1, device="cuda")
-    for case in task.bench:
-        print(json.dumps({"task": task.name, "oracle": f"{case.name}: {bench.oracle(case)}"}), flush=True)
-    good = []
-    for label in labels:
-        print(json.dumps({"task": task.name, "starts": label}), flush=True)
-        faults = [
-            fault
-            for case in task.check + task.check_small + (() if label.startswith("wrong") else task.bench)
-            for seed in (11, 12)
-            if (fault := bench.check(label, case, seed))
-        ]
-        print(json.dumps({"task": task.name, "label": label, "faults": faults}), flush=True)
-        if not faults:
-            good.append(label)
-    for case in task.bench:
-        for row in bench.times([label for label in good if not label.startswith("wrong")], case):
-            print(json.dumps({"task": task.name, **row}), flush=True)
+    """The child's side: check, then time, one JSON line per finding. A crash loses only what follows.
+
+    Many children check at once, holding the lock shared; whoever times holds it alone.
+    """
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        # Nobody waits for a hung kernel: the default action of the alarm ends the process.
+        signal.alarm(CHECK_SECONDS)
+        bench = Bench(task, folder)
+        good = []
+        for label in labels:
+            begin = time.perf_counter()
+            say(task, starts=label)
+            faults = [
+                fault
+                for case in task.check + task.check_small + (() if label.startswith("wrong") else task.bench)
+                for seed in (11, 12)
+                if (fault := bench.check(label, case, seed))
+            ]
+            say(task, label=label, faults=faults, seconds=round(time.perf_counter() - begin, 2))
+            if not faults and not label.startswith("wrong"):
+                good.append(label)
+        torch.cuda.empty_cache()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        if not good:
+            return
+        signal.alarm(0)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        signal.alarm(CHECK_SECONDS)
+        for case in task.bench:
+            say(task, oracle=f"{case.name}: {bench.oracle(case)}")
+            for row in bench.times(good, case):
+                say(task, **row)
 
 
-def child(task: Task, labels: list[str], folder: Path, limit: float) -> list[dict[str, object]]:
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.check_tasks_gpu",
-        "--child",
-        str(folder),
-        "--labels",
-        ",".join(labels),
-        task.name,
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-        out, error, ended = done.stdout, done.stderr, f"exit code {done.returncode}"
-    except subprocess.TimeoutExpired as expired:
-        out, error, ended = (expired.stdout or b"").decode(), "", f"still running after {limit} s"
-    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    checked = {row["label"] for row in rows if "faults" in row}
-    for label in labels:
-        if label not in checked:
-            last = error.strip().splitlines()[-1:] or [""]
-            rows.append({"task": task.name, "label": label, "faults": [f"CRASHED, {ended}: {last[0][:150]}"]})
-    return rows
+def say(task: Task, **facts: object) -> None:
+    print(json.dumps({"task": task.name, **facts}), flush=True)
+
+
+class Child:
+    """A process that works on one task's programs and writes its findings to a file."""
+
+    def __init__(self, task: Task, labels: list[str], folder: Path, name: str) -> None:
+        self.task, self.labels = task, labels
+        self.out, self.error = folder / f"{name}.out", folder / f"{name}.err"
+        command = [sys.executable, "-m", "experiments.check_tasks_gpu", "--child", str(folder)]
+        command += ["--labels", ",".join(labels), task.name]
+        with self.out.open("w") as out, self.error.open("w") as error:
+            self.process = subprocess.Popen(command, stdout=out, stderr=error)
+
+    def rows(self) -> list[dict[str, object]]:
+        """What the child found, once it has ended; what it did not get to is a finding, too."""
+        ended = f"exit code {self.process.poll()}"
+        rows = [json.loads(line) for line in self.out.read_text().splitlines() if line.startswith("{")]
+        checked = {row["label"] for row in rows if "faults" in row}
+        last = self.error.read_text().strip().splitlines()[-1:] or [""]
+        for label in self.labels:
+            if label not in checked:
+                started = any(row.get("starts") == label for row in rows)
+                fault = f"{'CRASHED' if started else 'NOT REACHED'}, {ended}: {last[0][:150]}"
+                rows.append({"task": self.task.name, "label": label, "faults": [fault]})
+        return rows
+
+
+def run_children(children: list[Child], limit: float) -> list[dict[str, object]]:
+    deadline = time.monotonic() + limit
+    for child in children:
+        try:
+            child.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+    return [row for child in children for row in child.rows()]
 
 
 def table(tasks: list[Task], rows: list[dict[str, object]]) -> str:
@@ -272,13 +304,16 @@ def table(tasks: list[Task], rows: list[dict[str, object]]) -> str:
                 lines.append(f"UNEXPECTED {row['task']} {row['label']}: {faults or 'passes'}"[:400])
             elif wrong:
                 lines.append(f"rejected {row['task']} {row['label']}: {faults[0]}"[:230])  # type: ignore[index]
+            elif row.get("seconds", 0) > 3:  # type: ignore[operator]
+                lines.append(f"slow to check: {row['task']} {row['label']} {row['seconds']} s")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("tasks", nargs="*")
-    parser.add_argument("--wrong", action="store_true", help="also run wrong/, each in a process of its own")
+    parser.add_argument("--wrong", action="store_true", help="also run the wrong/ programs")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for all runs together")
     parser.add_argument("--out", type=Path, help="also write the table here")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--labels", default="", help=argparse.SUPPRESS)
@@ -299,28 +334,24 @@ def main() -> None:
         for (task_name, label), log in logs.items():
             if log:
                 print(f"DOES NOT COMPILE {task_name} {label}: {log[:600]}")
-        rows: list[dict[str, object]] = []
+        children = []
         for task in tasks:
             labels = [label for label in programs(task, False) if logs[task.name, label] is None]
-            rows += child(task, labels, folder, 120.0)
-        if options.wrong:
-            jobs = [
-                (task, [label], folder, 60.0)
-                for task in tasks
-                for label in solutions_labels(task)
-                if logs[task.name, label] is None
-            ]
-            with ThreadPoolExecutor(12) as pool:
-                for found in pool.map(lambda job: child(*job), jobs):
-                    rows += [row for row in found if "faults" in row]
+            children.append(Child(task, labels, folder, task.name))
+            labels = [label for label in only_wrong(task) if options.wrong and logs[task.name, label] is None]
+            if labels:
+                children.append(Child(task, labels, folder, f"{task.name}.wrong"))
+        rows = run_children(children, options.limit)
     text = table(tasks, rows)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")
 
 
-def solutions_labels(task: Task) -> list[str]:
-    return [f"wrong/{name}" for name in solutions(task, "wrong")]
+def only_wrong(task: Task) -> list[str]:
+    """The wrong/ programs that end in a wrong result: those that crash would take the others along."""
+    found = solutions(task, "wrong").items()
+    return [f"wrong/{name}" for name, program in found if expected_status(program.text) == (Status.WRONG,)]
 
 
 if __name__ == "__main__":
