@@ -288,3 +288,32 @@ def launch_bounds(source: Source, variant: int) -> str | None:
         bounds = f"{threads}, {blocks}" if blocks else str(threads)
         splices.append(Splice(declarator.start_byte, declarator.start_byte, f"__launch_bounds__({bounds}) "))
     return rewrite(source, splices) if splices else None
+
+
+def drop_unused(source: Source, result: str) -> str | None:
+    """``result`` without the constants that the rewrite of ``source`` left without any use."""
+    after = parse(result)
+    if after is None:
+        return None
+    used: dict[str, int] = {}
+    for node in walk(after.root, "identifier", "type_identifier"):
+        used[code(node)] = used.get(code(node), 0) + 1
+    before = identifiers_used_twice(source)
+    splices = []
+    for name, value in _definitions(after):
+        owner = value.parent.parent if value.parent is not None else None
+        if owner is None or owner.type != "declaration" or used.get(name) != 1 or name not in before:
+            continue
+        if len(owner.children_by_field_name("declarator")) == 1:
+            end = owner.end_byte + (after.data[owner.end_byte : owner.end_byte + 1] == b"\n")
+            splices.append(Splice(owner.start_byte, end, ""))
+    return rewrite(after, splices)
+
+
+def identifiers_used_twice(source: Source) -> set[str]:
+    """Names that occur more than once: what is declared and used."""
+    seen: set[str] = set()
+    twice: set[str] = set()
+    for node in walk(source.root, "identifier", "type_identifier"):
+        (twice if code(node) in seen else seen).add(code(node))
+    return twice

@@ -17,6 +17,7 @@ from kb_env.transform_tree import (
     Splice,
     assigned,
     code,
+    configure,
     dim_parts,
     evaluate,
     identifiers,
@@ -95,15 +96,14 @@ def _transposed(
         if (row < {rows} && col < {cols}) {y}[(size_t)col * {rows} + row] = tile[threadIdx.x][line];
     }}
 }}"""
-    grid = f"dim3(({given[cols]} + {edge} - 1) / {edge}, ({given[rows]} + {edge} - 1) / {edge})"
+    grid = f"({given[cols]} + {edge} - 1) / {edge}, ({given[rows]} + {edge} - 1) / {edge}"
     constants = f"constexpr int {edge} = 32;\nconstexpr int {height} = {lines};\n\n"
     return rewrite(
         source,
         [
             Splice(kernel.outer.start_byte, kernel.outer.start_byte, constants),
             Splice(kernel.body.start_byte, kernel.body.end_byte, body),
-            Splice(site.grid.start_byte, site.grid.end_byte, grid),
-            Splice(site.block.start_byte, site.block.end_byte, f"dim3({edge}, {height})"),
+            *configure(source, site, grid, f"{edge}, {height}"),
         ],
     )
 
@@ -141,8 +141,8 @@ def _swapped(source: Source, kernel: Function) -> list[Splice]:
         if match is None or match["block_p"] not in (f"blockDim.{axis}", squash(block["xy".index(axis)])):
             return []
     splices = [_other_axes(node) for node, _ in heads]
-    for node, parts in ((site.grid, grid), (site.block, block)):
-        splices.append(Splice(node.start_byte, node.end_byte, f"dim3({code(parts[1])}, {code(parts[0])})"))
+    turned = [f"{code(parts[1])}, {code(parts[0])}" for parts in (grid, block)]
+    splices += configure(source, site, *turned)
     return splices
 
 

@@ -12,6 +12,7 @@ from kb_env.transform_tree import (
     Source,
     Splice,
     assigned,
+    configure,
     dim_parts,
     kernels,
     only_launch,
@@ -114,8 +115,8 @@ def _tiled(
     passed = dict(zip((p.name for p in kernel.parameters), (squash(x) for x in site.arguments), strict=True))
     constants = "".join(f"constexpr int {words[key]} = {value};\n" for key, value in values.items())
     grid = (
-        f"dim3(({passed[names['n']]} + {words['TILE_N']} - 1) / {words['TILE_N']}, "
-        f"({passed[names['m']]} + {words['TILE_M']} - 1) / {words['TILE_M']})"
+        f"({passed[names['n']]} + {words['TILE_N']} - 1) / {words['TILE_N']}, "
+        f"({passed[names['m']]} + {words['TILE_M']} - 1) / {words['TILE_M']}"
     )
     block = f"({words['TILE_M']} / {words['PER_M']}) * ({words['TILE_N']} / {words['PER_N']})"
     body = _BODY
@@ -136,8 +137,7 @@ def _tiled(
         [
             Splice(kernel.outer.start_byte, kernel.outer.start_byte, constants + "\n"),
             Splice(kernel.body.start_byte, kernel.body.end_byte, body.strip()),
-            Splice(site.grid.start_byte, site.grid.end_byte, grid),
-            Splice(site.block.start_byte, site.block.end_byte, block),
+            *configure(source, site, grid, block),
         ],
     )
 

@@ -333,6 +333,28 @@ def declaration_of(name: Node, source: Source) -> Node | None:
     return None
 
 
+def configure(source: Source, site: LaunchSite, grid: str, block: str) -> list[Splice]:
+    """Splices that give a launch another grid and block (the arguments of their dim3).
+
+    A dim3 variable that serves nothing else is declared anew; otherwise the launch names the new one.
+    """
+    splices = []
+    for node, arguments in ((site.grid, grid), (site.block, block)):
+        declared = declaration_of(node, source) if node.type == "identifier" else None
+        owner = declared.parent if declared is not None else None
+        uses = [item for item in walk(site.host.body, "identifier") if code(item) == code(node)]
+        alone = owner is not None and owner.type == "declaration" and len(uses) == 2
+        if declared is not None and owner is not None and alone and len(_declarators(owner)) == 1:
+            splices.append(Splice(declared.start_byte, declared.end_byte, f"{code(node)}({arguments})"))
+        else:
+            splices.append(Splice(node.start_byte, node.end_byte, f"dim3({arguments})"))
+    return splices
+
+
+def _declarators(declaration: Node) -> list[Node]:
+    return declaration.children_by_field_name("declarator")
+
+
 def assigned(name: str, scope: Node) -> bool:
     """Whether ``name`` is written, incremented or has its address taken anywhere in ``scope``."""
     for node in walk(scope, "assignment_expression", "update_expression", "pointer_expression"):

@@ -21,7 +21,7 @@ from kb_env import (
     transform_reduce,
     transform_rows,
 )
-from kb_env.transform_constants import Constant, constants, set_constant
+from kb_env.transform_constants import Constant, constants, drop_unused, set_constant
 from kb_env.transform_tree import Source, parse
 
 __all__ = ["CATALOGUE", "VARIANTS", "Constant", "Transform", "applicable", "constants", "set_constant"]
@@ -56,7 +56,9 @@ class _Checked:
 def _apply(rewrite: Callable[[Source, int], str | None], text: str, variant: int) -> str | None:
     source = parse(text)
     result = rewrite(source, variant) if source is not None else None
-    return result if result is not None and result != text and parse(result) is not None else None
+    if source is None or result is None or result == text:
+        return None
+    return drop_unused(source, result)
 
 
 def _transform(
