@@ -70,7 +70,7 @@ def parse_action(text: str) -> Action:
         BadEdit: if it is too long, not text, truncated, or holds no edit.
     """
     _check_text(text)
-    lines = _answer(text).split("\n")
+    lines = _answer(str(text)).split("\n")
     edits = _blocks(lines)
     if any(edit.search == "" for edit in edits):
         if len(edits) > 1:

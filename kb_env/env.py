@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -192,15 +191,11 @@ class CudaEnv(gym.Env[dict[str, Any], str]):
         state = self._now()
         if state.episode.ended != "running":
             raise KbError(f"the episode has ended ({state.episode.ended}): call reset()")
-        begun = time.perf_counter()
         try:
-            attempt = attempt_action(
-                state, str(action) if isinstance(action, str) else action, self.evaluator
-            )
+            attempt = attempt_action(state, action, self.evaluator)
         except HARNESS_FAULTS as error:
             message = f"Fault of the harness: {observe.clean(str(error))}"
             attempt = Attempt(Status.UNRECORDED, None, message, fault="HARNESS")
-        attempt = replace(attempt, seconds={**attempt.seconds, "total": time.perf_counter() - begun})
         self._state = settle(state, action, attempt, self._rules, self._notes)
         self._notes = {}
         episode = self.episode
@@ -248,11 +243,11 @@ class CudaEnv(gym.Env[dict[str, Any], str]):
         """
         state = self._now()
         wanted = [_program(state.task, program) for program in programs]
-        before = set(state.judge.evaluations)
-        found = state.judge.evaluate_many(self.evaluator, wanted)
-        new = {p.key: e for p, e in zip(wanted, found, strict=True) if p.key not in before}
-        self._state = replace(state, spent=spend(state.spent, list(new.values())))
-        return found
+        findings = state.judge.evaluate_many(self.evaluator, wanted)
+        seconds = sum(sum(finding.seconds.values()) for finding in findings)
+        measured = sum(not finding.cached for finding in findings)
+        self._state = replace(state, spent=spend(state.spent, seconds, measured))
+        return [finding.evaluation for finding in findings]
 
     # ------------------------------------------------------------------ inside
 
@@ -268,7 +263,7 @@ class CudaEnv(gym.Env[dict[str, Any], str]):
         if key not in self._firsts:
             if len(self._firsts) >= _FIRSTS:
                 self._firsts.clear()
-            self._firsts[key] = state.judge.evaluate(self.evaluator, state.current)[0]
+            self._firsts[key] = state.judge.evaluate(self.evaluator, state.current).evaluation
         evaluation = self._firsts[key]
         if evaluation.fault is not None and evaluation.status is not Status.UNRECORDED:
             raise KbError(

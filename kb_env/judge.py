@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from kb_env.evaluators import Evaluator, Prepared, Purpose
 from kb_env.types import Evaluation, KbError, Program, Status, Task
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An evaluation, whether it was known already, and the seconds by phase that this asking took."""
+
+    evaluation: Evaluation
+    cached: bool = False
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -46,61 +55,66 @@ class Judge:
             joined.confirmations.update(other.confirmations)
         return joined
 
-    def evaluate(self, evaluator: Evaluator, program: Program) -> tuple[Evaluation, bool]:
-        """The evaluation of ``program`` against initial, and whether it was known already.
+    def evaluate(self, evaluator: Evaluator, program: Program) -> Finding:
+        """The evaluation of ``program`` against initial.
 
         Raises:
             KbError: if the evaluator returns what no evaluation can be.
         """
         known = self.evaluations.get(program.key)
         if known is not None:
-            return known, True
+            return Finding(known, cached=True)
         return self._measure(evaluator, evaluator.prepare(self.task, program))
 
-    def _measure(self, evaluator: Evaluator, prepared: Prepared) -> tuple[Evaluation, bool]:
-        cached = False
+    def _measure(self, evaluator: Evaluator, prepared: Prepared) -> Finding:
+        known = self.evaluations.get(prepared.key) if prepared.key is not None else None
         if prepared.fault is not None:
-            evaluation = failed(evaluator, prepared)
-        elif prepared.key is not None and prepared.key in self.evaluations:
-            evaluation, cached = self.evaluations[prepared.key], True
+            finding = Finding(failed(evaluator, prepared), seconds=dict(prepared.seconds))
+        elif known is not None:
+            finding = Finding(known, cached=True, seconds=dict(prepared.seconds))
         else:
             purpose = Purpose(profile=self.profile, seed=self.seed)
             evaluation = checked(evaluator.measure(prepared, purpose))
-            evaluation = replace(evaluation, seconds={**prepared.seconds, **evaluation.seconds})
-        if evaluation.status is not Status.UNRECORDED:
-            self.evaluations[prepared.program.key] = evaluation
+            seconds = {**prepared.seconds, **evaluation.seconds}
+            finding = Finding(replace(evaluation, seconds=seconds), seconds=seconds)
+        if finding.evaluation.status is not Status.UNRECORDED:
+            self.evaluations[prepared.program.key] = finding.evaluation
             if prepared.key is not None:
-                self.evaluations[prepared.key] = evaluation
-        return evaluation, cached
+                self.evaluations[prepared.key] = finding.evaluation
+        return finding
 
-    def confirm(self, evaluator: Evaluator, program: Program, best: Program) -> tuple[Evaluation, bool]:
-        """A fresh measurement of ``program`` paired against ``best``, and whether it was known already."""
+    def confirm(self, evaluator: Evaluator, program: Program, best: Program) -> Finding:
+        """A fresh measurement of ``program`` paired against ``best``."""
         challenger = self.evaluations[program.key].key or program.key
         pair = (challenger, self._identity(best))
         if pair in self.confirmations:
-            return self.confirmations[pair], True
+            return Finding(self.confirmations[pair], cached=True)
         purpose = Purpose(baseline=best, baseline_name="best", seed=self.seed + 1)
         evaluation = checked(evaluator.measure(evaluator.prepare(self.task, program), purpose))
         if evaluation.status is not Status.UNRECORDED:
             self.confirmations[pair] = evaluation
         if evaluation.fault is not None and evaluation.status is not Status.UNRECORDED:
             self.evaluations[program.key] = self.evaluations[challenger] = evaluation
-        return evaluation, False
+        return Finding(evaluation, seconds={"confirm": sum(evaluation.seconds.values())})
 
     def _identity(self, program: Program) -> str:
         known = self.evaluations.get(program.key)
         return known.key if known is not None and known.key is not None else program.key
 
-    def evaluate_many(self, evaluator: Evaluator, programs: Sequence[Program]) -> list[Evaluation]:
-        """Evaluations in order; builds run side by side on the CPUs, measurements one by one."""
+    def evaluate_many(self, evaluator: Evaluator, programs: Sequence[Program]) -> list[Finding]:
+        """Findings in order; builds run side by side on the CPUs, measurements one by one."""
         new = {p.key: p for p in programs if p.key not in self.evaluations}
+        found: dict[str, Finding] = {}
         if new:
             with ThreadPoolExecutor(max_workers=min(len(new), os.cpu_count() or 1)) as pool:
                 prepared = list(pool.map(lambda p: evaluator.prepare(self.task, p), new.values()))
-            found = {item.program.key: self._measure(evaluator, item)[0] for item in prepared}
-        else:
-            found = {}
-        return [found[p.key] if p.key in found else self.evaluations[p.key] for p in programs]
+            found = {item.program.key: self._measure(evaluator, item) for item in prepared}
+        answers = []
+        for program in programs:
+            answers.append(found.get(program.key) or Finding(self.evaluations[program.key], cached=True))
+            if program.key in found:  # asked for twice in one group, it is paid for once
+                found[program.key] = Finding(found[program.key].evaluation, cached=True)
+        return answers
 
 
 def failed(evaluator: Evaluator, prepared: Prepared) -> Evaluation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from kb_env.edits import ACTION_LIMIT, BadEdit, apply_edits, parse_action
@@ -54,7 +54,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What an action led to. ``kept`` makes ``program`` the current one; ``measured`` is charged."""
+    """What an action led to. ``kept`` makes ``program`` the current one; ``measured``
+    counts the measurements made, ``seconds`` what each phase of the step took."""
 
     status: Status
     program: Program | None
@@ -66,7 +67,7 @@ class Attempt:
     new_best: bool = False
     submitted: bool = False
     fault: str | None = None
-    measured: tuple[Evaluation, ...] = ()
+    measured: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -114,18 +115,18 @@ def attempt_action(state: Snapshot, action: str, evaluator: Evaluator) -> Attemp
     except BadEdit as error:
         return Attempt(Status.BAD_EDIT, None, f"BAD_EDIT: {clean(str(error))}")
     seconds = {"edit": time.perf_counter() - begun}
-    evaluation, cached = state.judge.evaluate(evaluator, program)
-    message = evaluation_text(evaluation, cached)
+    finding = state.judge.evaluate(evaluator, program)
+    evaluation = finding.evaluation
     attempt = Attempt(
         evaluation.status,
         program,
-        message,
+        evaluation_text(evaluation, finding.cached),
         evaluation,
-        cached=cached,
+        cached=finding.cached,
         kept=evaluation.verified,
         fault="UNRECORDED" if evaluation.status is Status.UNRECORDED else None,
-        measured=() if cached else (evaluation,),
-        seconds=seconds if cached else {**evaluation.seconds, **seconds},
+        measured=0 if finding.cached else 1,
+        seconds={**seconds, **finding.seconds},
     )
     return _challenge(state, attempt, evaluator) if _would_be_best(state, evaluation) else attempt
 
@@ -145,14 +146,13 @@ def _would_be_best(state: Snapshot, evaluation: Evaluation) -> bool:
 def _challenge(state: Snapshot, attempt: Attempt, evaluator: Evaluator) -> Attempt:
     """The attempt after measuring its program afresh, paired against the best one."""
     assert attempt.program is not None
-    confirmation, known = state.judge.confirm(evaluator, attempt.program, state.episode.best)
+    finding = state.judge.confirm(evaluator, attempt.program, state.episode.best)
+    confirmation = finding.evaluation
     attempt = replace(
         attempt,
         confirmation=confirmation,
-        measured=attempt.measured if known else (*attempt.measured, confirmation),
-        seconds=attempt.seconds
-        if known
-        else {**attempt.seconds, "confirm": sum(confirmation.seconds.values())},
+        measured=attempt.measured + (0 if finding.cached else 1),
+        seconds={**attempt.seconds, **finding.seconds},
     )
     if confirmation.status is Status.UNRECORDED:
         words = f"The measurement against the best program is not recorded: {clean(confirmation.message)}"
@@ -182,7 +182,7 @@ def settle(
     """
     after = replace(
         state,
-        spent=spend(state.spent, attempt.measured),
+        spent=spend(state.spent, sum(attempt.seconds.values()), attempt.measured),
         feedback=attempt.message,
         roofline=state.roofline if state.roofline is not None else initial_roofline(attempt.evaluation),
     )
@@ -264,7 +264,6 @@ def initial_roofline(evaluation: Evaluation | None) -> float | None:
     return min(1.0, math.exp(sum(map(math.log, shares)) / len(shares)))
 
 
-def spend(spent: Mapping[str, float], measured: Sequence[Evaluation]) -> dict[str, float]:
-    """The budget after these evaluations: their seconds (all phases) and their number."""
-    seconds = sum(sum(evaluation.seconds.values()) for evaluation in measured)
-    return {"seconds": spent["seconds"] + seconds, "evaluations": spent["evaluations"] + len(measured)}
+def spend(spent: Mapping[str, float], seconds: float, measured: int) -> dict[str, float]:
+    """The budget after so many more seconds and measurements."""
+    return {"seconds": spent["seconds"] + seconds, "evaluations": spent["evaluations"] + measured}
