@@ -42,6 +42,8 @@ class IndexHeader:
     nbytes: int
     crc: int
     file: str
+    state_nbytes: int
+    state_crc: int
 
 
 def crc_of(path: Path) -> int:
@@ -105,15 +107,18 @@ class VectorIndex:
         """The k best of ``rows`` by a full product: the oracle of the approximate search."""
         if not len(rows) or k < 1:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        best_rows, best = [], []
-        for start in range(0, len(rows), 1 << 15):  # bounded memory however many rows
-            part = rows[start : start + (1 << 15)]
-            scores = self.vectors(part) @ query
-            best_rows.append(part)
-            best.append(scores)
-        scores, numbers = np.concatenate(best), np.concatenate(best_rows)
-        top = np.lexsort((numbers, -scores))[:k]
-        return numbers[top], scores[top]
+        if self._graph is None and 4 * len(rows) > self.count:
+            scores = (self._matrix[: self.count] @ query)[rows]  # cheaper than gathering most rows
+        else:
+            step = 1 << 15  # bounded memory however many rows
+            pieces = [self.vectors(rows[start : start + step]) @ query for start in range(0, len(rows), step)]
+            scores = np.concatenate(pieces)
+        if k < len(rows):
+            worst = np.partition(scores, len(rows) - k)[len(rows) - k]
+            near = np.flatnonzero(scores >= worst)  # ties included, so that the order below is total
+            rows, scores = rows[near], scores[near]
+        top = np.lexsort((rows, -scores))[:k]
+        return rows[top], scores[top]
 
     def search(
         self, query: Vector, k: int, allowed: NDArray[np.bool_]
@@ -135,54 +140,54 @@ class VectorIndex:
 
     # -- the cache on disk ---------------------------------------------------------------------
 
-    def save(self, folder: Path, generation: str, position: tuple[int, int], embedder: str) -> None:
-        """Save beside the log; on any failure the old cache stays in force (or none)."""
+    def save(
+        self, folder: Path, generation: str, position: tuple[int, int], embedder: str, state: bytes
+    ) -> bool:
+        """Save vectors and ``state`` beside the log; False if that failed: an older cache stays in force."""
         name = f"index-{secrets.token_hex(6)}.bin"
-        path = folder / name
+        path, beside = folder / name, folder / f"{name}.state"
         try:
             if self._graph is not None:
                 self._graph.save_index(str(path))
             else:
                 path.write_bytes(self._matrix[: self.count].tobytes())
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            beside.write_bytes(state)
+            for item in (path, beside):
+                with item.open("rb") as file:
+                    os.fsync(file.fileno())
             # hnswlib does not notice a full disk.
             size = self.count * self.dimension * 4 if self._graph is None else self._graph.index_file_size()
-            if path.stat().st_size != size:
+            if path.stat().st_size != size or beside.stat().st_size != len(state):
                 raise OSError("short write")
             header = IndexHeader(
-                self.count,
-                self.dimension,
-                "ip",
-                generation,
-                *position,
-                embedder,
-                path.stat().st_size,
-                crc_of(path),
-                name,
-            )
+                self.count, self.dimension, "ip", generation, *position, embedder, size, crc_of(path), name,
+                len(state), zlib.crc32(state),
+            )  # fmt: skip
             temporary = folder / f"{name}.json"
             temporary.write_text(json.dumps(asdict(header)))
             os.replace(temporary, folder / "index.json")
         except OSError:
-            path.unlink(missing_ok=True)
-            return
-        for old in folder.glob("index-*.bin"):
-            if old.name != name:
+            for item in (path, beside, folder / f"{name}.json"):
+                item.unlink(missing_ok=True)
+            return False
+        for old in folder.glob("index-*.bin*"):
+            if not old.name.startswith(name):
                 with contextlib.suppress(FileNotFoundError):
                     old.unlink()
+        return True
 
-    def load(self, folder: Path, generation: str, embedder: str) -> IndexHeader | None:
-        """Fill from the cache if it matches to the last byte; None means rebuild."""
+    def load(self, folder: Path, generation: str, embedder: str) -> tuple[IndexHeader, bytes] | None:
+        """Fill from the cache if it matches to the last byte; returns its header and state, None: rebuild."""
         try:
             header = IndexHeader(**json.loads((folder / "index.json").read_text()))
-            path = folder / header.file
+            path = folder / Path(header.file).name
+            state = (folder / f"{path.name}.state").read_bytes()
             fits = (
                 header.generation == generation
                 and header.embedder == embedder
                 and header.dimension == self.dimension
                 and header.space == "ip"
-                and Path(header.file).name == header.file
+                and (len(state), zlib.crc32(state)) == (header.state_nbytes, header.state_crc)
                 and path.stat().st_size == header.nbytes
                 and crc_of(path) == header.crc
             )
@@ -193,10 +198,12 @@ class VectorIndex:
                 self._matrix = flat.reshape(header.count, self.dimension).copy()
             else:
                 graph = hnswlib.Index(space="ip", dim=self.dimension)
-                graph.load_index(str(path), max_elements=int(1.2 * header.count) + 1000)
+                graph.load_index(str(path), max_elements=int(1.1 * header.count) + 1000)
+                if graph.get_current_count() != header.count:
+                    return None
                 graph.set_num_threads(self.threads)
                 self._graph = graph
         except (OSError, ValueError, TypeError, RuntimeError):
             return None
         self.count = header.count
-        return header
+        return header, state

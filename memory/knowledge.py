@@ -126,6 +126,7 @@ class Knowledge:
 
     def __init__(self) -> None:
         self._cells: dict[Cell, dict[str, float | None]] = {}
+        self._bulk: dict[Cell, Counts] = {}
         self._operations: dict[str, Operation] = {}
         self._cached: dict[Cell, Counts] | None = None
         self._root_level: Level = ROOT
@@ -143,9 +144,9 @@ class Knowledge:
                 self._cells.setdefault(cell, {})[entry.id] = entry.gain if verified else None
         self._cached = None
 
-    def forget(self, target: str) -> None:
-        for outcomes in self._cells.values():
-            outcomes.pop(target, None)
+    def outcomes(self, cells: dict[Cell, Counts]) -> None:
+        """Set the outcomes that are kept elsewhere (the memory's rows), counted by cell already."""
+        self._bulk = cells
         self._cached = None
 
     def live(self, kind: str | None = None) -> list[Operation]:
@@ -257,6 +258,10 @@ class Knowledge:
                     counts.failures += 1
                 else:
                     counts.gains.append(gain)
+        for (held, technique, device), known in self._bulk.items():
+            counts = table.setdefault((held, resolve(technique), device), Counts())
+            counts.gains += known.gains
+            counts.failures += known.failures
         for item in self.live("belief"):
             cell = (item.signature, resolve(item.subject), item.device)
             table.setdefault(cell, Counts()).beliefs.append((item.weight, item.value))

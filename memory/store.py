@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kb_env.records import RecordError
+from kb_env.records import RecordError, from_plain, pack, unpack_plain
 from kb_env.types import DTYPE_BYTES, Episode, Evaluation, Program, Status, StepRecord, Task, digest
 from memory.embed import Embedder, HashedEmbedder, Vector, from_bytes, to_bytes
 from memory.entries import (
@@ -35,12 +35,11 @@ from memory.entries import (
 )
 from memory.index import VectorIndex
 from memory.knowledge import Knowledge
-from memory.log import Damage, Log, Position
+from memory.log import HEAD, Damage, Log, Position
+from memory.rows import Rows, short
 
 #: A saved index older than this many entries is saved again on close.
 SAVE_AFTER = 1000
-
-COLUMNS = ("task", "family", "device", "status", "suite", "source", "episode")
 
 
 @dataclass(frozen=True)
@@ -64,73 +63,6 @@ def task_scale(task: Task) -> float:
         argument.nbytes(sizes) / DTYPE_BYTES[argument.dtype] for argument in task.arguments if argument.shape
     )
     return math.log10(max(1.0, total))
-
-
-class Rows:
-    """What filters need of every experience, as growing columns of small codes."""
-
-    def __init__(self) -> None:
-        self.codes: dict[str, dict[str, int]] = {name: {} for name in COLUMNS}
-        self._table = np.zeros((64, len(COLUMNS) + 2), np.int64)  # codes, segment, offset
-        self._time = np.zeros(64)
-        self._alive = np.zeros(64, np.bool_)
-        self.count = 0
-
-    def add(self, experience: Experience, position: Position) -> None:
-        if self.count == len(self._table):
-            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-            self._time = np.concatenate([self._time, np.zeros_like(self._time)])
-            self._alive = np.concatenate([self._alive, np.zeros_like(self._alive)])
-        row = [
-            self.codes[name].setdefault(getattr(experience, name), len(self.codes[name])) for name in COLUMNS
-        ]
-        self._table[self.count] = (*row, position.segment, position.offset)
-        self._time[self.count] = experience.time
-        self._alive[self.count] = True
-        self.count += 1
-
-    def kill(self, row: int) -> None:
-        self._alive[row] = False
-
-    def position(self, row: int) -> Position:
-        segment, offset = self._table[row, len(COLUMNS) :]
-        return Position(int(segment), int(offset))
-
-    def value(self, row: int, column: str) -> int:
-        return int(self._table[row, COLUMNS.index(column)])
-
-    def allowed(self, wanted: Filter, holdout: Holdout) -> NDArray[np.bool_]:
-        """One flag a row: alive, wanted, and not held out."""
-        mask = self._alive[: self.count].copy()
-        wishes = (
-            ("task", wanted.tasks),
-            ("family", wanted.families),
-            ("device", wanted.devices),
-            ("status", wanted.statuses),
-            ("suite", wanted.suites),
-            ("source", wanted.sources),
-        )
-        for name, values in wishes:
-            if values:
-                mask &= self._among(name, values)
-        bans = (
-            ("task", holdout.tasks),
-            ("family", holdout.families),
-            ("device", holdout.devices),
-            ("episode", holdout.episodes),
-        )
-        for name, values in bans:
-            if values:
-                mask &= ~self._among(name, values)
-        if wanted.since is not None:
-            mask &= self._time[: self.count] >= wanted.since
-        if wanted.until is not None:
-            mask &= self._time[: self.count] < wanted.until
-        return mask
-
-    def _among(self, name: str, values: Sequence[str]) -> NDArray[np.bool_]:
-        codes = [self.codes[name][value] for value in values if value in self.codes[name]]
-        return np.isin(self._table[: self.count, COLUMNS.index(name)], codes)
 
 
 class Memory:
@@ -164,31 +96,44 @@ class Memory:
     def _reset(self) -> None:
         self.rows = Rows()
         self.index = VectorIndex(self.embedder.dimension)
-        self.knowledge = Knowledge()
         self.damage: list[Damage] = []
         self.unreadable = 0
         self._generation = self.log.generation
         self._next: Position | None = None
-        self._row_of: dict[str, int] = {}
-        self._programs: dict[str, Position] = {}
-        self._operations: set[str] = set()
-        self._forgotten: set[str] = set()
+        self._operations: dict[str, Operation] = {}
+        self._knowledge: Knowledge | None = None
         self._saved = 0
         self._index_state = "rebuilt"
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """The knowledge base as of the last refresh."""
+        if self._knowledge is None:
+            self._knowledge = Knowledge()
+            self._knowledge.add(self._operations.values())
+            self._knowledge.outcomes(self.rows.cells())
+        return self._knowledge
 
     # -- reading the log -----------------------------------------------------------------------
 
     def _load(self) -> None:
-        known, header = 0, None
         if self.holdout == Holdout():  # the cache numbers all rows, this reader only some
-            header = self.index.load(self.folder, self._generation, self.embedder.version)
-        if header is not None:
-            known, self._index_state = header.count, "loaded"
-        self._read(skip_vectors=known)
-        if self.index.count != self.rows.count:  # the cache knew more rows than the log holds
+            found = self.index.load(self.folder, self._generation, self.embedder.version)
+            if found is not None:
+                header, state = found
+                try:
+                    self.rows, packed = Rows.restore(state)
+                    operations = [from_plain(Operation, item) for item in unpack_plain(packed)]
+                except (ValueError, KeyError, TypeError):
+                    self._reset()
+                else:
+                    self._operations = {item.id: item for item in operations}
+                    self._next = Position(header.segment, header.offset)
+                    self._index_state, self._saved = "loaded", header.count
+        self._read()
+        if self.index.count != self.rows.count:  # rows and vectors of different moments
             self._reset()
             self._read()
-        self._saved = known if self._index_state == "loaded" else 0
 
     def refresh(self) -> None:
         """See what other processes have added since."""
@@ -198,51 +143,35 @@ class Memory:
             self._reset()
         self._read()
 
-    def _read(self, skip_vectors: int = 0) -> None:
+    def _read(self) -> None:
         vectors: list[Vector] = []
-        pending: list[Experience | Operation] = []
         damage: list[Damage] = []
         for position, payload in self.log.scan(self._next, damage):
-            self._next = Position(position.segment, position.offset + 16 + len(payload))
+            self._next = Position(position.segment, position.offset + HEAD.size + len(payload))
+            self._knowledge = None
             try:
                 entry = decode(payload)
             except RecordError:
                 self.unreadable += 1
                 continue
-            self._take(entry, position, vectors, pending, skip_vectors)
+            self._take(entry, position, vectors)
             if len(vectors) >= 4096:
                 self.index.add(np.stack(vectors))
                 vectors.clear()
         if vectors:
             self.index.add(np.stack(vectors))
-        self.knowledge.add(pending)
-        for target in self._forgotten & set(self._row_of):
-            self.rows.kill(self._row_of[target])
-            self.knowledge.forget(target)
         self.damage += [item for item in damage if item.kind == "middle"]
 
-    def _take(
-        self,
-        entry: Entry,
-        position: Position,
-        vectors: list[Vector],
-        pending: list[Experience | Operation],
-        skip_vectors: int,
-    ) -> None:
-        key = entry.id
+    def _take(self, entry: Entry, position: Position, vectors: list[Vector]) -> None:
         if isinstance(entry, Stored):
-            self._programs.setdefault(key, position)
+            self.rows.programs.setdefault(short(entry.id), (position.segment, position.offset))
         elif isinstance(entry, Forget):
-            self._forgotten.add(entry.target)
+            self.rows.forget(entry.target)
         elif isinstance(entry, Operation):
-            self._operations.add(key)
-            pending.append(entry)
-        elif key not in self._row_of and not self.holdout.hides(entry):
-            self._row_of[key] = self.rows.count
-            self.rows.add(entry, position)
-            pending.append(entry)
-            if self.rows.count > skip_vectors:
-                vectors.append(self._vector(entry))
+            self._operations[entry.id] = entry
+        elif short(entry.id) not in self.rows.row_of and not self.holdout.hides(entry):
+            self.rows.add(entry, entry.id, position)
+            vectors.append(self._vector(entry))
 
     def _vector(self, entry: Experience) -> Vector:
         if entry.embedder == self.embedder.version:
@@ -256,11 +185,11 @@ class Memory:
 
     def program(self, key: str) -> Program | None:
         """A stored program by its key."""
-        position = self._programs.get(key)
-        if position is None:
+        place = self.rows.programs.get(short(key))
+        if place is None:
             return None
-        entry = decode(self.log.read(position))
-        return entry.program if isinstance(entry, Stored) else None
+        entry = decode(self.log.read(Position(*place)))
+        return entry.program if isinstance(entry, Stored) and entry.id == key else None
 
     def experience(self, row: int) -> Experience:
         entry = decode(self.log.read(self.rows.position(row)))
@@ -297,10 +226,14 @@ class Memory:
 
     def _known(self, entry: Entry) -> bool:
         if isinstance(entry, Stored):
-            return entry.id in self._programs
+            return short(entry.id) in self.rows.programs
         if isinstance(entry, Forget):
-            return entry.target in self._forgotten
-        return entry.id in (self._operations if isinstance(entry, Operation) else self._row_of)
+            return short(entry.target) in self.rows.forgotten
+        return (
+            entry.id in self._operations
+            if isinstance(entry, Operation)
+            else short(entry.id) in self.rows.row_of
+        )
 
     def _embedded(self, entry: Entry, fresh: dict[tuple[str, str], Entry]) -> Entry:
         if not isinstance(entry, Experience) or entry.embedder == self.embedder.version:
@@ -354,7 +287,7 @@ class Memory:
         told: set[tuple[str, str]] = set()
         chosen: list[Recollection] = []
         for row, score in zip(numbers.tolist(), scores.tolist(), strict=True):
-            episode = self.rows.value(row, "episode")
+            episode = int(self.rows.table["episode"][row])
             if episodes.get(episode, 0) >= per_episode:
                 continue
             record = self.experience(row)
@@ -407,10 +340,10 @@ class Memory:
     def info(self) -> Info:
         """Counts, sizes and damage found so far; :meth:`Memory.__init__` has read the whole log."""
         return Info(
-            self.rows.count - len(self._forgotten & set(self._row_of)),
-            len(self._programs),
+            int(self.rows.table["alive"][: self.rows.count].sum()),
+            len(self.rows.programs),
             len(self._operations),
-            len(self._forgotten),
+            len(self.rows.forgotten),
             sum(segment.path.stat().st_size for segment in self.log.segments()),
             self._index_state,
             (*self.damage, *self.log.cut),
@@ -419,10 +352,11 @@ class Memory:
 
     def save_index(self) -> None:
         """Save the vector cache; a failure leaves the memory as it is."""
-        if self._next is not None:
+        if self._next is not None and self.holdout == Holdout():
+            state = self.rows.dump(pack(list(self._operations.values())))
             place = (self._next.segment, self._next.offset)
-            self.index.save(self.folder, self._generation, place, self.embedder.version)
-            self._saved = self.index.count
+            if self.index.save(self.folder, self._generation, place, self.embedder.version, state):
+                self._saved = self.index.count
 
     def close(self) -> None:
         if not self.frozen and self.index.count - self._saved >= SAVE_AFTER:

@@ -150,11 +150,8 @@ def profile_part(observation: Mapping[str, Any], raw_only: bool = False) -> Part
 
 def step_words(step: StepRecord) -> str:
     """One earlier step in a line or two."""
-    what = (
-        str(step.notes.get("technique", "")) or step.action.strip().splitlines()[0][:100]
-        if step.action.strip()
-        else ""
-    )
+    first = step.action.strip().splitlines()[0][:100] if step.action.strip() else "empty answer"
+    what = str(step.notes.get("technique", "")) or first
     if step.status is Status.TIMED and step.speedup is not None:
         return f"{step.index + 1}. {what}: verified, {step.speedup:.3f} times as fast as the initial program"
     reason = step.feedback.strip().splitlines()[0][:200] if step.feedback.strip() else ""

@@ -221,7 +221,7 @@ def test_the_graph_agrees_with_exact_search(tmp_path: Path) -> None:
     most[graph.search(data[0], 10, everything)[0]] = False
     found, _ = graph.search(data[0], 10, most)
     assert len(found) == 10 and most[found].all()
-    graph.save(tmp_path, "gen", (1, 2), "e")
+    assert graph.save(tmp_path, "gen", (1, 2), "e", b"state")
     loaded = VectorIndex(32, exact_limit=500)
     assert loaded.load(tmp_path, "gen", "e") is not None
     loaded.add(data[:10])
