@@ -15,8 +15,8 @@ What an answer means, in this order:
    Markers have seven signs, or more where the text itself holds such lines. An empty search stands
    for the whole file. A search that occurs both as whole lines and inside lines means the whole
    lines. Replacing whole lines by nothing takes their line end away as well.
-3. Else the last fence (three or more backticks or tildes) that is not of another language is the
-   whole new file. A fence that holds one command is that command.
+3. Else the last fence (three or more backticks or tildes) that is marked as the program's
+   language or not at all is the whole new file. A fence that holds one command is that command.
 4. Else the last line that is ``revert`` (go on from the best program) or ``submit`` (end).
 
 Where every line of the program ends the same way (LF or CRLF), blocks take on that line end; in a
@@ -47,7 +47,11 @@ FORBIDDEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 _SEARCH = re.compile(r"(<{7,}) SEARCH[ \t\r]*$")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)$")
-_CODE_LANGUAGES = ("", "cuda", "cu", "cpp", "c++", "c", "cc", "cxx", "h", "hpp", "python", "py")
+_CODE_LANGUAGES = {
+    "cuda": ("", "cuda", "cu", "cpp", "c++", "c", "cc", "cxx", "h", "hpp"),
+    "torch": ("", "python", "py"),
+}
+_ALMOST = re.compile(r"[ \t]*<{3,} *SEARCH\b")
 _COMMANDS = ("revert", "submit")
 
 
@@ -63,8 +67,8 @@ class Action:
     edits: tuple[Edit, ...] = ()
 
 
-def parse_action(text: str) -> Action:
-    """Read an action.
+def parse_action(text: str, language: str = "cuda") -> Action:
+    """Read an action on a program in ``language``.
 
     Raises:
         BadEdit: if it is too long, not text, truncated, or holds no edit.
@@ -78,7 +82,9 @@ def parse_action(text: str) -> Action:
         return Action("file", edits)
     if edits:
         return Action("edits", edits)
-    file = _whole_file(lines)
+    if any(_ALMOST.match(line) for line in lines):
+        raise BadEdit("a SEARCH line is no marker: it has seven '<' in the first column, then ' SEARCH'")
+    file = _whole_file(lines, _CODE_LANGUAGES.get(language, ("",)))
     if file is not None and _command(file) is None:
         return Action("file", (Edit("", file),))
     commands = [word for word in map(_command, lines if file is None else [file]) if word]
@@ -235,7 +241,7 @@ def _section(lines: list[str], before: int, after: int, newline: str) -> str:
     return text[: -len(newline)] if newline and text.endswith(newline) else text
 
 
-def _whole_file(lines: list[str]) -> str | None:
+def _whole_file(lines: list[str], languages: tuple[str, ...]) -> str | None:
     """Content of the last fence of code, or None; raises BadEdit if that fence is not closed."""
     found: str | None = None
     opened: tuple[str, int, bool] | None = None
@@ -245,7 +251,7 @@ def _whole_file(lines: list[str]) -> str | None:
             continue
         fence, language = match[1], match[2].strip().lower()
         if opened is None:
-            code = language.split(" ")[0].split(":")[0].strip("{}.") in _CODE_LANGUAGES
+            code = language.split(" ")[0].split(":")[0].strip("{}.") in languages
             opened = (fence, index, code)
         elif fence.startswith(opened[0]) and not language:
             if opened[2]:

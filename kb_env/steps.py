@@ -103,7 +103,7 @@ def attempt_action(state: Snapshot, action: str, evaluator: Evaluator) -> Attemp
     """Edit, evaluate and, for a would-be best, measure again. Changes nothing but the judge's knowledge."""
     begun = time.perf_counter()
     try:
-        parsed = parse_action(action)
+        parsed = parse_action(action, state.task.language)
         if parsed.kind == "submit":
             return Attempt(
                 Status.TIMED, state.current, "Submitted.", state.current_evaluation, submitted=True

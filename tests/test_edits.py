@@ -118,6 +118,22 @@ def test_the_last_fence_of_code_is_the_whole_file() -> None:
     assert apply_edits(SOURCE, action.edits) == "new\n```\nstill\n"
 
 
+def test_fences_of_another_language_are_prose() -> None:
+    answer = "```python\nclass ModelNew: ...\n```\n```cuda\n__global__ void k();\n```\n"
+    assert parse_action(answer, "torch").edits[0].replace == "class ModelNew: ...\n"
+    assert parse_action(answer, "cuda").edits[0].replace == "__global__ void k();\n"
+    with pytest.raises(BadEdit, match="no edit found"):
+        parse_action("```json\n{}\n```")
+
+
+def test_almost_a_block_is_not_taken_for_a_file() -> None:
+    inner = block("a", "b").replace("\n", "\n  ")
+    with pytest.raises(BadEdit, match="first column"):
+        parse_action(f"- change this:\n  ```cuda\n  {inner}```\n")
+    with pytest.raises(BadEdit, match="first column"):
+        parse_action("<<<<< SEARCH\na\n=====\nb\n>>>>> REPLACE\n")
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
