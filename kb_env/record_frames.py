@@ -158,7 +158,7 @@ def _parse_case(data: bytes, status: int) -> CaseRecord:
             memory.append(("symbol", name, size))
         elif code == 8:
             raise RecordFault(
-                Status.REFUSED, f"the launcher calls {reader.text()}, which a launch plan cannot express"
+                Status.REFUSED, f"the launcher does what a launch plan cannot express: {reader.text()}"
             )
         elif code == 9:
             ended = True
