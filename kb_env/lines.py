@@ -38,10 +38,14 @@ def nearest_lines(text: str, search: str) -> str:
 
 #: A run of changed lines: (start, end) before and (start, end) after, counted from 0.
 Hunk = tuple[int, int, int, int]
+#: Pairs of lines up to which programs are aligned line by line (50 MB, 60 ms); beyond, one hunk.
+_PAIRS = 400_000_000
 
 
 def changed_lines(before: list[str], after: list[str], gap: int = 0) -> list[Hunk]:
     """Where two lists of lines differ, in order; hunks at most ``gap`` equal lines apart are joined."""
+    if len(before) * len(after) > _PAIRS:
+        return _one_hunk(before, after)
     hunks: list[Hunk] = []
     for code in LCSseq.opcodes(before, after):
         if code.tag == "equal":
@@ -51,3 +55,14 @@ def changed_lines(before: list[str], after: list[str], gap: int = 0) -> list[Hun
         else:
             hunks.append((code.src_start, code.src_end, code.dest_start, code.dest_end))
     return hunks
+
+
+def _one_hunk(before: list[str], after: list[str]) -> list[Hunk]:
+    """All between the equal lines at the start and those at the end."""
+    if before == after:
+        return []
+    shorter = min(len(before), len(after))
+    head = next((i for i in range(shorter) if before[i] != after[i]), shorter)
+    rest = shorter - head
+    tail = next((i for i in range(rest) if before[-1 - i] != after[-1 - i]), rest)
+    return [(head, len(before) - tail, head, len(after) - tail)]

@@ -17,6 +17,7 @@ from kb_env.edits import (
     format_edit,
     parse_action,
 )
+from kb_env.lines import changed_lines
 from kb_env.types import Edit
 
 SOURCE = "int a = 1;\nint b = 2;\n\nint main() {\n    return a + b;\n}\n"
@@ -228,3 +229,13 @@ def test_hostile_actions_fail_fast_and_clearly() -> None:
     with pytest.raises(BadEdit, match="not bytes"):
         parse_action(b"submit")  # type: ignore[arg-type]
     assert time.monotonic() - start < 5
+
+
+def test_huge_programs_are_compared_in_bounded_time() -> None:
+    before = "".join(f"{i % 7}\n" for i in range(100_000))
+    after = before[:1000] + "new\n" + before[1000:] + "last\n"
+    start = time.monotonic()
+    assert applied(before, diff_action(before, after)) == after
+    assert changed_lines(before.split("\n"), after.split("\n")) == [(500, 100_000, 500, 100_002)]
+    assert changed_lines(before.split("\n"), before.split("\n")) == []
+    assert time.monotonic() - start < 3
