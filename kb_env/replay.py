@@ -14,6 +14,7 @@ recording that grows does not change what it said.
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._written: set[str] = set()
         self._writer: FrameWriter | None = None
+        self._process = os.getpid()
         with self._lock, self._open():
             pass  # fails early where the file belongs to another device or cannot be written
 
@@ -127,8 +129,8 @@ class Recorder:
 
     def _open(self) -> FrameWriter:
         """The writer, with this file's header written or checked."""
-        if self._writer is not None:
-            return self._writer
+        if self._writer is not None and self._process == os.getpid():
+            return self._writer  # a forked child opens its own: its lock would be its parent's
         writer = FrameWriter(self.path, MAGIC)
         header = Header(self.trust, self.source, self.device)
         try:
@@ -143,7 +145,7 @@ class Recorder:
             writer.close()
             raise
         self._written = {digest(frame) for frame in frames}
-        self._writer = writer
+        self._writer, self._process = writer, os.getpid()
         return writer
 
     def _append(self, record: Record) -> None:
