@@ -58,6 +58,8 @@ class Args:
 def policy_options(args: Args) -> dict[str, Any]:
     """Keyword arguments for the policy's factory: only what the user gave."""
     options: dict[str, Any] = {}
+    if args.policy.startswith("script:"):
+        options["actions"] = tuple(Path(name) for name in args.policy.partition(":")[2].split(","))
     if args.model is not None:
         options["model"] = args.model
     if args.base_url is not None:
@@ -90,7 +92,8 @@ def result(episode: Episode, folder: Path, seconds: float) -> dict[str, Any]:
 
 def main(args: Args) -> int:
     task = load_task(args.task)
-    policy = make_policy(args.policy, **policy_options(args))
+    name = "script" if args.policy.startswith("script:") else args.policy
+    policy = make_policy(name, **policy_options(args))
     folder = RunFolder(
         args.out or Path("runs") / f"{task.name}-{policy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     )
