@@ -19,12 +19,13 @@ from experiments.rollout import play
 from experiments.run_folder import RunFolder, unified_diff
 from kb_env.backends import explain, make_evaluator
 from kb_env.env import CudaEnv
-from kb_env.replay import Recorder
 from kb_env.show import footer, header, row
 from kb_env.task import load_task
 from kb_env.types import Episode
 from kb_env.versions import versions
-from policies.policy import make_policy
+from memory.store import Memory
+from policies.policy import Policy, make_policy
+from policies.recall import TechniqueMemory
 
 
 @dataclass(frozen=True)
@@ -55,20 +56,18 @@ class Args:
     """print one JSON object as the last line"""
 
 
-def policy_options(args: Args) -> dict[str, Any]:
-    """Keyword arguments for the policy's factory: only what the user gave."""
-    options: dict[str, Any] = {}
-    if args.policy.startswith("script:"):
-        options["actions"] = tuple(Path(name) for name in args.policy.partition(":")[2].split(","))
-    if args.model is not None:
-        options["model"] = args.model
-    if args.base_url is not None:
-        options["base_url"] = args.base_url
-    if args.memory is not None:
-        from memory.store import Memory
-
-        options["memory"] = Memory(args.memory)
-    return options
+def policy_of(args: Args, memory: Memory | None, device: str) -> Policy:
+    """The policy with the settings the user gave, and the memory in the form it asks for."""
+    settings: dict[str, Any] = {"model": args.model, "base_url": args.base_url}
+    name, _, files = args.policy.partition(":")
+    if name == "script":
+        settings["actions"] = tuple(Path(file) for file in files.split(",") if file)
+    elif name == "hillclimb" and memory is not None:
+        settings["memory"] = TechniqueMemory(memory, device)
+    else:
+        settings["memory"] = memory
+    given = {key: value for key, value in settings.items() if value is not None}
+    return make_policy(name if name == "script" else args.policy, **given)
 
 
 def result(episode: Episode, folder: Path, seconds: float) -> dict[str, Any]:
@@ -92,16 +91,14 @@ def result(episode: Episode, folder: Path, seconds: float) -> dict[str, Any]:
 
 def main(args: Args) -> int:
     task = load_task(args.task)
-    name = "script" if args.policy.startswith("script:") else args.policy
-    policy = make_policy(name, **policy_options(args))
+    memory = Memory(args.memory) if args.memory is not None else None
+    evaluator = make_evaluator(args.backend, record=args.record)
+    policy = policy_of(args, memory, evaluator.device)
     folder = RunFolder(
         args.out or Path("runs") / f"{task.name}-{policy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     )
     console = Console(file=sys.stdout, soft_wrap=True)
     console.print(f"{task.title}: policy {policy.name}, {explain(args.backend)}", highlight=False)
-    evaluator = make_evaluator(args.backend)
-    if args.record is not None:
-        evaluator = Recorder(evaluator, args.record)
     folder.begin({"args": dataclasses.asdict(args), "versions": versions(), "task_key": task.key})
     started = time.perf_counter()
 
@@ -115,6 +112,9 @@ def main(args: Args) -> int:
     try:
         episode = play(env, policy, task, args.seed, on_step)
         policy.learn([episode])
+        if memory is not None:
+            print(f"memory: {memory.learn(episode, task)} steps remembered in {args.memory}")
+            memory.close()
     finally:
         env.close()
         evaluator.close()
