@@ -58,7 +58,7 @@ void launch(const float* x, float* y, int rows, int cols) {
 }
 """
 
-HANG = "volatile int go = 1; if (r == 0) while (go) {}"
+HANG = "if (r == 0) while (*(volatile const float*)in == *(volatile const float*)in) __nanosleep(100);"
 PAST_THE_END = "if (r == rows - 1 && threadIdx.x == 0) y[(size_t)rows * cols + 5] = 1.0f;"
 BEFORE_THE_INPUT = "if (r == 0 && threadIdx.x == 0) const_cast<float*>(x)[-1] = 1.0f;"
 

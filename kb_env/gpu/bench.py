@@ -86,6 +86,8 @@ class Bench:
         self._globals = False
         self._spin_ns = 30_000
         self._steps: dict[tuple[int, str], int] = {}
+        #: pairs thrown away because the host was too slow
+        self.exposed = 0
 
     def open(self, task: Task, candidate: Prepared, baseline: Prepared | None) -> None:
         """Reserve an arena that holds every case of both sides, and join the oracle to it."""
@@ -131,6 +133,7 @@ class Bench:
 
     def lengthen(self) -> None:
         """Keep the queue busy for longer: the last run's time was spoilt by a slow host."""
+        self.exposed += 1
         self._spin_ns = min(2 * self._spin_ns, 5_000_000)
 
     def run(

@@ -7,13 +7,12 @@ driver's NVreg_RestrictProfilingToAdminUsers=0); without it, or without ncu, the
 from __future__ import annotations
 
 import csv
-import functools
 import math
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kb_env.evaluators import Prepared
@@ -36,7 +35,9 @@ _MEANS: dict[str, tuple[str, ...]] = {
     "l2_hit_percent": ("lts__t_sector_hit_rate.pct",),
     "l1_hit_percent": ("l1tex__t_sector_hit_rate.pct",),
     "sm_percent": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+    # Without the packed half instructions that compilers route through the tensor pipe.
     "tensor_percent": (
+        "sm__pipe_tensor_op_hmma_type_hmma_hgmma_qgmma_cycles_active.avg.pct_of_peak_sustained_active",
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
         "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
         "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
@@ -73,9 +74,8 @@ _RATIOS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _BYTES = "dram__bytes.sum"
 
 
-@functools.cache
 def _known_metrics(ncu: str) -> frozenset[str]:
-    """Base names of the counters this GPU has; empty where ncu cannot say."""
+    """Base names of the counters this GPU has; empty where ncu cannot say. Takes about two seconds."""
     command = [ncu, "--query-metrics"]
     try:
         done = subprocess.run(
@@ -87,11 +87,11 @@ def _known_metrics(ncu: str) -> frozenset[str]:
     return frozenset(words[0] for words in lines if words and "__" in words[0])
 
 
-def choose_metrics(known: frozenset[str]) -> tuple[str, ...]:
-    """The metrics to ask for, given the counters that exist."""
+def choose_metrics(known: frozenset[str] | None = None) -> tuple[str, ...]:
+    """The metrics to ask for, given the counters that exist (None: the first choices)."""
 
     def exists(metric: str) -> bool:
-        return metric.startswith("launch__") or metric.split(".")[0] in known
+        return known is None or metric.startswith("launch__") or metric.split(".")[0] in known
 
     wanted = [_TIME, _BYTES]
     for options in _MEANS.values():
@@ -101,46 +101,65 @@ def choose_metrics(known: frozenset[str]) -> tuple[str, ...]:
     return tuple(metric for metric in dict.fromkeys(wanted) if exists(metric))
 
 
-@dataclass
-class NcuSession:
-    """A runner under ncu, and the log it will leave."""
+class Ncu:
+    """Profiles on one GPU. Remembers what this machine refuses, so that it is tried only once."""
 
-    runner: Worker
-    folder: Path
+    def __init__(self, index: int, mirror: int) -> None:
+        self._index = index
+        self._mirror = mirror
+        self._ncu = shutil.which("ncu")
+        self._metrics = choose_metrics()
+        self._asked = False
 
-    def collect(self, bench: Bench, prepared: Prepared, case: Case, static: Profile) -> Profile:
-        """Replay ``case`` once under the profiler; the static profile where that does not work."""
-        try:
-            self.runner.expect(Ready, START_SECONDS)
-            bench.open(prepared.task, prepared, None)
-            bench.load(CANDIDATE, prepared)
-            bench.content(case)
-            bench.run(CANDIDATE, case, RUN_SECONDS, profile=True)
-            bench.end_runner()
-        except (WorkerDied, WorkerFailed, WorkerTimeout, CandidateFault):
-            return static
-        self.runner.wait(END_SECONDS)
-        log = self.folder / "ncu.csv"
-        rows = read_csv(log.read_text(errors="replace")) if log.exists() else []
-        return merge(rows, static, float(arithmetic(prepared.task.bytes_moved, case.sizes)))
+    def profile(
+        self, make_bench: Callable[[Worker], Bench], prepared: Prepared, case: Case, static: Profile
+    ) -> Profile:
+        """``static`` with counters of one replay of ``case``; ``static`` itself where there are none.
 
-    def close(self) -> None:
-        self.runner.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        ``make_bench`` joins a runner to the oracle.
+        """
+        while self._ncu is not None:
+            rows = self._rows(self._ncu, make_bench, prepared, case)
+            if rows:
+                return merge(rows, static, float(arithmetic(prepared.task.bytes_moved, case.sizes)))
+            known = _known_metrics(self._ncu) if not self._asked else frozenset()
+            self._asked, self._metrics = True, choose_metrics(known)
+            if not known:
+                self._ncu = None  # no permission, or no counters: nothing changes while this process runs
+        return static
+
+    def _rows(
+        self, ncu: str, make_bench: Callable[[Worker], Bench], prepared: Prepared, case: Case
+    ) -> list[dict[str, float]]:
+        with tempfile.TemporaryDirectory(prefix="kb-env-ncu-") as folder:
+            log = Path(folder) / "ncu.csv"
+            prefix = (
+                ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw",
+                "--print-units", "base", "--launch-count", str(LAUNCHES), "--log-file", str(log),
+                "--metrics", ",".join(self._metrics),
+            )  # fmt: skip
+            runner = Worker("kb_env.gpu.runner", self._index, self._mirror, prefix)
+            bench = make_bench(runner)
+            try:
+                _replay(runner, bench, prepared, case)
+            finally:
+                bench.close()
+                runner.kill()
+            return read_csv(log.read_text(errors="replace")) if log.exists() else []
 
 
-def start(index: int, mirror: int) -> NcuSession | None:
-    """Start a runner under ncu, or None where there is no ncu that can count."""
-    ncu = shutil.which("ncu")
-    if ncu is None or not (known := _known_metrics(ncu)):
-        return None
-    folder = Path(tempfile.mkdtemp(prefix="kb-env-ncu-"))
-    prefix = (
-        ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw",
-        "--print-units", "base", "--launch-count", str(LAUNCHES), "--log-file", str(folder / "ncu.csv"),
-        "--metrics", ",".join(choose_metrics(known)),
-    )  # fmt: skip
-    return NcuSession(Worker("kb_env.gpu.runner", index, mirror, prefix), folder)
+def _replay(runner: Worker, bench: Bench, prepared: Prepared, case: Case) -> None:
+    """One replay under the profiler; what goes wrong shows as a log without rows."""
+    try:
+        runner.expect(Ready, START_SECONDS)
+        bench.open(prepared.task, prepared, None)
+        bench.load(CANDIDATE, prepared)
+        bench.content(case)
+        bench.run(CANDIDATE, case, RUN_SECONDS, profile=True)
+        bench.end_runner()
+    except (WorkerDied, WorkerFailed, WorkerTimeout, CandidateFault):
+        return
+    runner.wait(END_SECONDS)
 
 
 def read_csv(text: str) -> list[dict[str, float]]:
@@ -182,6 +201,8 @@ def merge(rows: Sequence[Mapping[str, float]], static: Profile, floor_bytes: flo
         below = _total(rows, denominators)
         if below > 0:
             found[field] = _total(rows, numerators) / below
+    if found.get("branch_efficiency_percent") == 0:
+        del found["branch_efficiency_percent"]  # ncu says 0 where there is no branch
     moved = _total(rows, (_BYTES,))
     if moved > 0 and floor_bytes > 0:
         found["bytes_over_floor"] = moved / floor_bytes

@@ -121,8 +121,10 @@ class Oracle:
         elif isinstance(message, Content):
             self.content(message)
         elif isinstance(message, Pose):
-            self._task = message.task
-            self._reference = self._references.setdefault(message.task.key, Reference(message.task))
+            self._task, key = message.task, message.task.key
+            if key not in self._references:
+                self._references[key] = Reference(message.task)
+            self._reference = self._references[key]
         elif isinstance(message, Attach):
             self.detach()
             self._arena = Arena(message.handle, message.nbytes, self._mirror, self._device)

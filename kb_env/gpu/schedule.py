@@ -78,7 +78,6 @@ def time_case(bench: Bench, task: Task, case: Case, alone: float, name: str, dea
     seconds = max(controls.run_factor * alone / 1e6, controls.run_seconds)
     times: tuple[list[float], list[float]] = ([], [])
     _warm(bench, case, seconds)
-    exposed = 0
     while not _enough(times, bench, deadline):
         if controls.fresh_content:
             bench.content(case)
@@ -87,8 +86,7 @@ def time_case(bench: Bench, task: Task, case: Case, alone: float, name: str, dea
         if controls.random_order:
             bench.rng.shuffle(order)
         pair = {side: _timed_run(bench, side, case, seconds, reload) for side in order}
-        if any(spoilt for _, spoilt in pair.values()) and exposed < EXPOSED_LIMIT:
-            exposed += 1
+        if any(spoilt for _, spoilt in pair.values()) and bench.exposed < EXPOSED_LIMIT:
             bench.lengthen()
             continue
         for side in order:

@@ -18,6 +18,8 @@ import numpy as np
 #: Pairs in one block.
 BLOCK = 3
 RESAMPLES = 2000
+#: Share of the nominal tail probability that the interval is computed with.
+TAIL_SHARE = 0.6
 #: CUDA events are read in steps of about this many microseconds: no spread below it is real.
 RESOLUTION_US = 0.032
 
@@ -72,5 +74,8 @@ def interval(logs: np.ndarray, floor: float = 0.0, level: float = 0.95, seed: in
 
 def paired(candidate_us: Sequence[float], baseline_us: Sequence[float], level: float = 0.95) -> Interval:
     """The speedup of paired runs, in the order they were taken."""
+    # Looking repeatedly at ten to thirty blocks costs coverage; simulated on normal, skewed and
+    # heavy-tailed times it is 0.92 to 0.94 for a nominal 0.95, so the tails are cut that much later.
+    level = 1.0 - TAIL_SHARE * (1.0 - level)
     shortest = float(min(np.median(candidate_us), np.median(baseline_us)))
     return interval(block_logs(candidate_us, baseline_us), RESOLUTION_US / shortest / 2, level)
