@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import socket
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kb_env.gpu.layout import ALIGN, gaps, place
+from kb_env.gpu.layout import ALIGN, gaps, pack_parameters, place
+from kb_env.gpu.ncu import choose_metrics, merge, read_csv
 from kb_env.gpu.oracle import Oracle
 from kb_env.gpu.process import Worker, WorkerDied, WorkerTimeout, clean_environment
 from kb_env.gpu.protocol import (
@@ -32,9 +34,9 @@ from kb_env.gpu.protocol import (
     Region,
     Run,
 )
-from kb_env.plan import Buffer, LaunchPlan
+from kb_env.plan import Buffer, Launch, LaunchPlan, Pointer
 from kb_env.task import load_task
-from kb_env.types import Case, KbError, Task
+from kb_env.types import Case, KbError, Profile, Task
 
 
 @pytest.fixture
@@ -185,6 +187,57 @@ def test_layout_refuses_a_plan_that_contradicts_the_task(buffer: Buffer, words: 
     task, case = _task()
     with pytest.raises(KbError, match=words):
         place(task, case, _plan(buffer))
+
+
+def test_pointers_are_written_into_structs_and_wrap_at_64_bits() -> None:
+    struct = b"\x01" * 8 + bytes(8) + b"\x02" * 4
+    launch = Launch(
+        "k", (1, 1, 1), (32, 1, 1), 0, (struct, bytes(8), b"\x07\x00\x00\x00"),
+        (Pointer(0, 8, 1, 16), Pointer(1, 0, 0, -4)),
+    )  # fmt: skip
+    packed = pack_parameters(launch, [0x7F0000200000, 0x7F0000400000])
+    assert packed[0] == b"\x01" * 8 + (0x7F0000400010).to_bytes(8, "little") + b"\x02" * 4
+    assert packed[1] == (0x7F00001FFFFC).to_bytes(8, "little")
+    assert packed[2] == launch.parameters[2]
+
+
+# What ncu prints.
+
+NCU_COLUMNS = (
+    "ID", "Kernel Name", "Grid Size", "gpu__time_duration.sum", "dram__bytes.sum",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed", "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "smsp__sass_average_branch_targets_threads_uniform.pct",
+)  # fmt: skip
+NCU = """==PROF== Connected to process 4711
+%s
+"","","","ns","byte","%","","",""
+"0","a(float *, int)","(4, 1, 1)","1,000","2000","10","400","100","0"
+"1","b(float *, int)","(4, 1, 1)","3000","6000","50","100","100","0"
+==PROF== Disconnected from process 4711
+""" % ",".join(f'"{column}"' for column in NCU_COLUMNS)
+
+
+def test_ncu_rows_merge_by_time_and_by_sums() -> None:
+    static = Profile("static", registers=20.0, roofline_percent=40.0)
+    found = merge(read_csv(NCU), static, floor_bytes=4000.0)
+    assert found.source == "ncu" and found.sm_percent == pytest.approx(40.0)
+    assert found.sectors_per_request == pytest.approx(2.5) and found.bytes_over_floor == pytest.approx(2.0)
+    assert (found.registers, found.roofline_percent) == (20.0, 40.0)
+    assert math.isnan(found.branch_efficiency_percent) and math.isnan(found.tensor_percent)
+
+
+@pytest.mark.parametrize("text", ["", "==ERROR== no permission\n", NCU[:60], '\0\xff,"ID"\n'])
+def test_no_rows_leave_the_static_profile(text: str) -> None:
+    static = Profile("static")
+    assert merge(read_csv(text), static, 1.0) is static
+
+
+def test_only_counters_that_exist_are_asked_for() -> None:
+    chosen = choose_metrics(frozenset({"gpu__time_duration", "sm__inst_executed_pipe_tensor"}))
+    assert "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active" in chosen
+    assert all("dram" not in metric for metric in chosen)
+    assert len(choose_metrics()) > 15
 
 
 # The oracle, on the CPU and through the host mirror.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kb_env.gpu.protocol import Region
-from kb_env.plan import LaunchPlan
+from kb_env.plan import Launch, LaunchPlan
 from kb_env.types import Case, KbError, Task
 
 #: Alignment of every buffer, in bytes.
@@ -74,3 +74,12 @@ def gaps(regions: tuple[Region, ...], used: int) -> list[tuple[int, int]]:
         spans.append((cursor, region.offset))
         cursor = region.offset + region.nbytes
     return [*spans, (cursor, used)]
+
+
+def pack_parameters(launch: Launch, addresses: list[int]) -> list[bytes]:
+    """Each parameter's bytes with the plan's pointers written in, little-endian."""
+    parameters = [bytearray(data) for data in launch.parameters]
+    for pointer in launch.pointers:
+        address = (addresses[pointer.buffer] + pointer.addend) & (1 << 64) - 1
+        parameters[pointer.parameter][pointer.offset : pointer.offset + 8] = address.to_bytes(8, "little")
+    return [bytes(parameter) for parameter in parameters]

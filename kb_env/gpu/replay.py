@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kb_env.gpu.driver import call, driver
+from kb_env.gpu.layout import pack_parameters
 from kb_env.gpu.protocol import LaunchFacts
 from kb_env.plan import Copy, Fill, KernelAttribute, Launch, LaunchPlan, Upload
 from kb_env.types import KbError
@@ -88,15 +89,6 @@ def _set_attribute(functions: dict[str, Any], attribute: KernelAttribute) -> Non
         raise KbError(f"the plan sets an unknown kernel attribute {attribute.name!r}")
     name = getattr(driver.CUfunction_attribute, _ATTRIBUTES[attribute.name])
     call(driver.cuFuncSetAttribute, function, name, attribute.value)
-
-
-def pack_parameters(launch: Launch, addresses: list[int]) -> list[bytes]:
-    """Each parameter's bytes with the plan's pointers written in, little-endian."""
-    parameters = [bytearray(data) for data in launch.parameters]
-    for pointer in launch.pointers:
-        address = (addresses[pointer.buffer] + pointer.addend) & (1 << 64) - 1
-        parameters[pointer.parameter][pointer.offset : pointer.offset + 8] = address.to_bytes(8, "little")
-    return [bytes(parameter) for parameter in parameters]
 
 
 def _check_parameters(launch: Launch, function: Any) -> None:
