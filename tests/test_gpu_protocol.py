@@ -210,12 +210,12 @@ NCU_COLUMNS = (
     "smsp__sass_average_branch_targets_threads_uniform.pct",
 )  # fmt: skip
 NCU = """==PROF== Connected to process 4711
-%s
+COLUMNS
 "","","","ns","byte","%","","",""
 "0","a(float *, int)","(4, 1, 1)","1,000","2000","10","400","100","0"
 "1","b(float *, int)","(4, 1, 1)","3000","6000","50","100","100","0"
 ==PROF== Disconnected from process 4711
-""" % ",".join(f'"{column}"' for column in NCU_COLUMNS)
+""".replace("COLUMNS", ",".join(f'"{column}"' for column in NCU_COLUMNS))
 
 
 def test_ncu_rows_merge_by_time_and_by_sums() -> None:
