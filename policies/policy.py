@@ -56,7 +56,7 @@ def notes_of(policy: Policy) -> Mapping[str, str | float]:
     return notes() if callable(notes) else {}
 
 
-def make_policy(name: str, **settings: Any) -> Policy:
+def make_policy(name: str, /, **settings: Any) -> Policy:
     """A new policy by its name in POLICIES or as ``module:Class``; settings go to its constructor.
 
     Raises:
