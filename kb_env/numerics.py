@@ -174,6 +174,10 @@ class Reference:
         with _full_float32():
             return self._module["eager"](dict(inputs), dict(case.sizes))
 
+    def formula(self, inputs: Mapping[str, Tensor], case: Case) -> dict[str, Tensor]:
+        """The task's reference in the inputs' own types: what the admission test tries variants of."""
+        return self._module["reference"](dict(inputs), dict(case.sizes))
+
     def _explain(self, name: str, argument: Argument, expected: Expected, output: Tensor) -> Comparison:
         """The slow, exact path: runs where something is wrong or the expected result is not finite."""
         value, bound = expected.values[name], expected.bounds.get(name)

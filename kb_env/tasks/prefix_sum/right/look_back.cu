@@ -4,9 +4,9 @@
 
 constexpr int BLOCK = 256;
 constexpr int WARPS = BLOCK / 32;
-constexpr int QUADS = 4;
-constexpr int ITEMS = 4 * QUADS;
-constexpr int TILE = BLOCK * ITEMS;
+constexpr int QUADS = 8;
+constexpr int WARP_TILE = 32 * 4 * QUADS;
+constexpr int TILE = WARPS * WARP_TILE;
 
 // A tile's state: flag in the upper half, the float's bits in the lower, so that one load gets both.
 constexpr unsigned EMPTY = 0, PARTIAL = 1, COMPLETE = 2;
@@ -55,71 +55,68 @@ __device__ float look_back(const unsigned long long* states, int tile) {
     return before;
 }
 
+__device__ float4 load_quad(const float* x, int i, int n) {
+    if (i + 4 <= n) return __ldcs(reinterpret_cast<const float4*>(x + i));
+    return make_float4(i < n ? x[i] : 0.0f, i + 1 < n ? x[i + 1] : 0.0f, i + 2 < n ? x[i + 2] : 0.0f, 0.0f);
+}
+
+__device__ void store_quad(float* y, int i, int n, float4 v) {
+    if (i + 4 <= n) {
+        __stcs(reinterpret_cast<float4*>(y + i), v);
+        return;
+    }
+    if (i < n) y[i] = v.x;
+    if (i + 1 < n) y[i + 1] = v.y;
+    if (i + 2 < n) y[i + 2] = v.z;
+}
+
 __global__ void scan(const float* x, float* y, unsigned long long* states, unsigned* ticket, int n) {
-    __shared__ float items[TILE];
     __shared__ float warp_sums[WARPS];
     __shared__ float before_tile;
     __shared__ int shared_tile;
     // Tiles are numbered in the order blocks start, so that predecessors always make progress.
     if (threadIdx.x == 0) shared_tile = atomicAdd(ticket, 1);
     __syncthreads();
-    int tile = shared_tile, start = tile * TILE;
-    bool whole = start + TILE <= n;
+    int tile = shared_tile, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int start = tile * TILE + warp * WARP_TILE + 4 * lane;
 
-    // Coalesced in, then each thread takes ITEMS neighbours out of shared memory.
-    float4* quads = reinterpret_cast<float4*>(items);
-#pragma unroll
-    for (int q = 0; q < QUADS; ++q) {
-        int c = q * BLOCK + threadIdx.x;
-        if (whole) {
-            quads[c] = __ldcs(reinterpret_cast<const float4*>(x + start) + c);
-        } else {
-            for (int k = 4 * c; k < 4 * c + 4; ++k) items[k] = start + k < n ? x[start + k] : 0.0f;
-        }
-    }
-    __syncthreads();
+    // A warp owns neighbouring elements, 128 at a time: its lanes' quads are scanned by shuffles.
     float4 v[QUADS];
-    float sum = 0.0f;
+#pragma unroll
+    for (int q = 0; q < QUADS; ++q) v[q] = load_quad(x, start + q * 128, n);
+    float carry = 0.0f;
 #pragma unroll
     for (int q = 0; q < QUADS; ++q) {
-        v[q] = quads[threadIdx.x * QUADS + q];
-        v[q].x = sum += v[q].x;
-        v[q].y = sum += v[q].y;
-        v[q].z = sum += v[q].z;
-        v[q].w = sum += v[q].w;
+        v[q].y += v[q].x;
+        v[q].z += v[q].y;
+        v[q].w += v[q].z;
+        float through = warp_scan(v[q].w);
+        float left = __shfl_up_sync(0xffffffff, through, 1);
+        float before = carry + (lane > 0 ? left : 0.0f);
+        carry += __shfl_sync(0xffffffff, through, 31);
+        v[q] = make_float4(v[q].x + before, v[q].y + before, v[q].z + before, v[q].w + before);
     }
-    float through = warp_scan(sum);
-    if (threadIdx.x % 32 == 31) warp_sums[threadIdx.x / 32] = through;
+    if (lane == 0) warp_sums[warp] = carry;
     __syncthreads();
     float before_warp = 0.0f, total = 0.0f;
     for (int w = 0; w < WARPS; ++w) {
-        if (w < threadIdx.x / 32) before_warp += warp_sums[w];
+        if (w < warp) before_warp += warp_sums[w];
         total += warp_sums[w];
     }
-    if (threadIdx.x < 32) {
-        if (threadIdx.x == 0) publish(states + tile, tile == 0 ? COMPLETE : PARTIAL, total);
+    if (warp == 0) {
+        if (lane == 0) publish(states + tile, tile == 0 ? COMPLETE : PARTIAL, total);
         float before = look_back(states, tile);
-        if (threadIdx.x == 0) {
+        if (lane == 0) {
             if (tile > 0) publish(states + tile, COMPLETE, before + total);
             before_tile = before;
         }
     }
     __syncthreads();
-    float before = before_tile + (before_warp + (through - sum));
+    float before = before_tile + before_warp;
 #pragma unroll
     for (int q = 0; q < QUADS; ++q)
-        quads[threadIdx.x * QUADS + q] =
-            make_float4(v[q].x + before, v[q].y + before, v[q].z + before, v[q].w + before);
-    __syncthreads();
-#pragma unroll
-    for (int q = 0; q < QUADS; ++q) {
-        int c = q * BLOCK + threadIdx.x;
-        if (whole) {
-            __stcs(reinterpret_cast<float4*>(y + start) + c, quads[c]);
-        } else {
-            for (int k = 4 * c; k < 4 * c + 4 && start + k < n; ++k) y[start + k] = items[k];
-        }
-    }
+        store_quad(y, start + q * 128, n,
+                   make_float4(v[q].x + before, v[q].y + before, v[q].z + before, v[q].w + before));
 }
 
 void launch(const float* x, float* y, int n) {
