@@ -129,6 +129,7 @@ def measure_task(
                 future.result(), Purpose(profile=args.profile and not name.startswith("wrong"))
             )
         except KbError as error:
+            row.programs[name] = {"message": str(error)[:300]}
             row.faults.append(f"{name}: harness failure: {error}")
             continue
         _note(row, name, found, future.result().program)

@@ -28,6 +28,7 @@ from kb_env.gpu.protocol import (
     Checked,
     Content,
     Done,
+    Lay,
     Pose,
     Ran,
     Ready,
@@ -74,7 +75,7 @@ def test_what_is_no_message_closes_the_channel(channels: tuple[Channel, socket.s
 
 def test_wrong_field_type_is_refused(channels: tuple[Channel, socket.socket]) -> None:
     ours, theirs = channels
-    Channel(theirs).send(Ran("0.001", False))  # type: ignore[arg-type]
+    Channel(theirs).send(Ran("0.001", 1.0, False))  # type: ignore[arg-type]
     with pytest.raises(ChannelClosed, match="microseconds"):
         ours.receive(1.0)
 
@@ -255,7 +256,7 @@ def armed() -> Iterator[tuple[Callable[[], Checked], mmap.mmap, dict[str, Region
         oracle = Oracle("cpu", mirror)
         requests = (
             Pose(task), Attach(b"", layout.used), Content(case.name, 11),
-            Arm(layout.regions, layout.used, 0xFF, 0x2A),
+            Lay(0, case.name, layout.regions, layout.used), Arm(0, 0xFF, 0x2A),
         )  # fmt: skip
         for message in requests:
             assert oracle.answer(message) == Done()

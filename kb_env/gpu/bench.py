@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kb_env.cubin import read_cubin
 from kb_env.evaluators import Prepared
@@ -23,7 +25,9 @@ from kb_env.gpu.protocol import (
     DeviceFacts,
     Done,
     LaunchFacts,
+    Lay,
     Load,
+    Message,
     Pose,
     Ran,
     Reserve,
@@ -43,6 +47,9 @@ ORACLE_SECONDS = 120.0
 LOAD_SECONDS = 10.0
 
 
+T = TypeVar("T")
+
+
 class CandidateFault(Exception):
     """The candidate's evaluation ends here, with this status. ``fault`` names a failed verification."""
 
@@ -54,11 +61,16 @@ class CandidateFault(Exception):
         self.fault = fault
 
 
+class RunnerLost(KbError):
+    """The runner ended while it ran trusted code only: worth another runner."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One checked run."""
 
     microseconds: float
+    host_us: float
     exposed: bool
     checked: Checked
 
@@ -83,9 +95,15 @@ class Bench:
         self._mirror = mirror
         self._mirrored = False
         self._layouts: dict[tuple[int, str], Layout] = {}
+        self._laid: dict[tuple[int, str], int] = {}
         self._globals = False
+        self._beside = False
         self._spin_ns = 30_000
         self._steps: dict[tuple[int, str], int] = {}
+        #: wall time of all the candidate's runs
+        self.candidate_seconds = 0.0
+        #: how much longer the host clock found the candidate than its events did, beyond the baseline's
+        self.referee_us = 0.0
         #: pairs thrown away because the host was too slow
         self.exposed = 0
 
@@ -117,13 +135,14 @@ class Bench:
 
     def load(self, side: int, prepared: Prepared) -> dict[str, tuple[LaunchFacts, ...]]:
         """Load a side's module and bind its plans; facts of the launches by case."""
+        self._beside = self._beside or side == CANDIDATE
         self._globals = self._globals or _has_writable_globals(prepared.image)
-        self._ask_runner(side, "load", Load(side, prepared.image), Done, LOAD_SECONDS)
+        self._ask_runner("load", Load(side, prepared.image), Done, LOAD_SECONDS)
         facts = {}
         for name, plan in prepared.plans.items():
             if (side, name) in self._layouts:
                 message = Bind(side, name, plan, self._layouts[side, name].offsets)
-                facts[name] = self._ask_runner(side, "load", message, Bound, LOAD_SECONDS).launches
+                facts[name] = self._ask_runner("load", message, Bound, LOAD_SECONDS).launches
                 self._steps[side, name] = len(plan.operations)
         return facts
 
@@ -148,21 +167,31 @@ class Bench:
         """Arm the arena with the current content, replay once, judge.
 
         Raises:
-            CandidateFault: if the candidate crashed or hung; a wrong result is in the outcome.
-            KbError: if the baseline or the oracle failed.
+            CandidateFault: if a run crashed or hung with the candidate loaded; a wrong result is in the outcome.
+            KbError: if the baseline alone or the oracle failed.
         """
         layout = self._layouts[side, case.name]
         poison = self.rng.choice(POISON) if self.controls.poison else 0
         guard = self.rng.randrange(1, 255)
-        self._ask_oracle(Arm(layout.regions, layout.used, poison, guard))
+        self._ask_oracle(Arm(self._number(side, case.name, layout), poison, guard))
         reload = (reload or self._globals) and self.controls.reload
         mirror = layout.used if self._mirrored else 0
         spin = self._spin_ns + 5_000 * self._steps[side, case.name]
         message = Run(side, case.name, reload, self.controls.cold_l2, spin, mirror, profile)
-        ran = self._ask_runner(side, "run", message, Ran, seconds + (LOAD_SECONDS if mirror else 0.0))
+        started = time.monotonic()
+        ran = self._ask_runner("run", message, Ran, seconds + (LOAD_SECONDS if mirror else 0.0))
+        if side == CANDIDATE:
+            self.candidate_seconds += time.monotonic() - started
         verdict = self.judge() if checked else Checked(True, None, "", None)
         self.worst = max(self.worst, verdict.worst or 0.0)
-        return Outcome(ran.microseconds, ran.exposed, verdict)
+        return Outcome(ran.microseconds, ran.host_us, ran.exposed, verdict)
+
+    def _number(self, side: int, case: str, layout: Layout) -> int:
+        """The oracle's number of a layout; told on first use."""
+        if (side, case) not in self._laid:
+            self._laid[side, case] = len(self._laid)
+            self._ask_oracle(Lay(self._laid[side, case], case, layout.regions, layout.used))
+        return self._laid[side, case]
 
     def judge(self) -> Checked:
         """Have the oracle compare the arena with what was armed last."""
@@ -174,21 +203,26 @@ class Bench:
 
     def end_runner(self) -> None:
         """Let the runner end in good order, as a profiler's child must."""
-        self._ask_runner(BASELINE, "profile", Detach(), Done, LOAD_SECONDS)
+        self._ask_runner("profile", Detach(), Done, LOAD_SECONDS)
 
     def close(self) -> None:
         """Unmap the arena in the oracle. The runner is the caller's to end."""
         if self._oracle.alive():
             self._ask_oracle(Detach())
 
-    def _ask_oracle(self, message: Pose | Attach | Detach | Content | Arm) -> None:
+    def _ask_oracle(self, message: Pose | Attach | Detach | Content | Lay | Arm) -> None:
         try:
             self._oracle.ask(message, Done, ORACLE_SECONDS)
         except (WorkerDied, WorkerFailed, WorkerTimeout) as error:
             raise KbError(f"the oracle failed: {error}; check the task's reference.py") from error
 
-    def _ask_runner(self, side: int, stage: str, message, answer, seconds: float):  # type: ignore[no-untyped-def]
-        """Ask the runner; what goes wrong is the candidate's if it was its turn."""
+    def _ask_runner(self, stage: str, message: Message, answer: type[T], seconds: float) -> T:
+        """Ask the runner. What goes wrong is the candidate's, once it is in the context, whose turn it ever was.
+
+        Raises:
+            CandidateFault: after the candidate was loaded.
+            KbError: before; RunnerLost where another runner may do better.
+        """
         try:
             return self._runner.ask(message, answer, seconds)
         except WorkerTimeout as error:
@@ -197,13 +231,13 @@ class Bench:
         except WorkerFailed as error:
             fault, cause = _failed(stage, error), error
         except WorkerDied as error:
-            fault = CandidateFault(
-                Status.CRASHED, stage, f"the runner died while it replayed the program ({error})"
-            )
-            cause = error
-        if side == BASELINE:
-            raise KbError(f"the baseline failed ({fault.message}): check the task's kernel.cu") from cause
-        raise fault from cause
+            text = f"the runner died while it replayed the program ({error})"
+            fault, cause = CandidateFault(Status.CRASHED, stage, text), error
+        if self._beside:
+            raise fault from cause
+        if isinstance(cause, WorkerDied):
+            raise RunnerLost(f"the runner ended while it replayed the baseline: {cause}") from cause
+        raise KbError(f"the baseline failed ({fault.message}): check the task's kernel.cu") from cause
 
 
 def _has_writable_globals(image: bytes) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from kb_env.evaluators import Prepared, Purpose
-from kb_env.gpu.bench import Bench
+from kb_env.gpu.bench import Bench, RunnerLost
 from kb_env.gpu.controls import Controls
 from kb_env.gpu.crew import Crew
 from kb_env.gpu.health import Monitor, visible_name
@@ -109,7 +109,10 @@ class GpuEvaluator:
             self._baselines[key] = prepared
         return self._baselines[key]
 
-    def _measure(self, prepared: Prepared, baseline: Prepared, purpose: Purpose) -> Evaluation:
+    def _measure(
+        self, prepared: Prepared, baseline: Prepared, purpose: Purpose, retry: bool = True
+    ) -> Evaluation:
+        """One measurement; a second one if the runner was lost before the candidate came near it."""
         seconds = dict(prepared.seconds)
         health: dict[str, float | str] = {}
         with phase(seconds, "start"):
@@ -125,6 +128,10 @@ class GpuEvaluator:
         session = Session(bench, prepared, baseline, purpose, seconds)
         try:
             session.run()
+        except RunnerLost:
+            if not retry:
+                raise
+            return self._measure(prepared, baseline, purpose, retry=False)
         finally:
             self._crew.end(runner, bench)
         if session.fault is not None and session.fault.status in (Status.CRASHED, Status.TIMED_OUT):
@@ -132,7 +139,8 @@ class GpuEvaluator:
         if purpose.profile and session.fault is None:
             with phase(seconds, "profile"):
                 session.profile = self._profile(session)
-        health |= self._health("after", oracle) | {"memory": bench.shared, "exposed": float(bench.exposed)}
+        health |= self._health("after", oracle)
+        health |= {"memory": bench.shared, "exposed": float(bench.exposed), "referee_us": bench.referee_us}
         return self._evaluation(
             prepared, session.fault, session.verification, session.timings, session.profile, seconds, health
         )
@@ -144,25 +152,30 @@ class GpuEvaluator:
             KbError: if its interval leaves out 1 both times: nothing measured now would be worth anything.
         """
         controls = replace(self.controls, min_pairs=CONTROL_PAIRS, max_pairs=CONTROL_PAIRS, check_runs=1)
+        told = ""
         for _ in range(2):
             runner = self._crew.runner()
             bench = Bench(runner, self._crew.oracle(), self.facts, controls, self._crew.mirror)
             session = Session(bench, baseline, baseline, Purpose(), {})
             try:
                 session.run()
+            except RunnerLost as error:
+                told = str(error)
+                continue
             finally:
                 self._crew.end(runner, bench)
             if session.timings is None:
-                raise KbError(f"the baseline of {baseline.task.name} cannot be measured: {session.fault}")
+                told = f"a trusted program ended in {session.fault}"
+                continue
             timing = session.timings[0]
             found = interval(block_logs(timing.candidate_us, timing.baseline_us, 1), level=CONTROL_LEVEL)
             if found.contains(1.0) or abs(found.speedup - 1.0) < CONTROL_SLACK:
                 self._controlled = True
                 return {"control_low": found.low, "control_high": found.high}
-        raise KbError(
-            f"GPU {self.index} is not fit to measure on: a program against itself came out {found.speedup:.3f} "
-            f"({found.low:.3f} to {found.high:.3f}); see that nothing else runs on it"
-        )
+            told = (
+                f"a program against itself came out {found.speedup:.3f} ({found.low:.3f} to {found.high:.3f})"
+            )
+        raise KbError(f"GPU {self.index} is not fit to measure on: {told}; see that nothing else runs on it")
 
     def _profile(self, session: Session) -> Profile:
         case = session.prepared.task.bench[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,8 @@ class Harness:
             call(driver.cuCtxResetPersistingL2Cache)
             self._scrub_launch()
             self._read_launch()
+            call(driver.cuStreamSynchronize, stream)
+        began = time.perf_counter_ns()
         self._launch_spin(spin_ns)
         call(driver.cuEventRecord, start, stream)
         if profile:
@@ -102,8 +105,9 @@ class Harness:
         exposed = driver.cuEventQuery(start)[0] == driver.CUresult.CUDA_SUCCESS
         call(driver.cuEventRecord, end, stream)
         call(driver.cuCtxSynchronize)
+        host_ns = time.perf_counter_ns() - began - spin_ns
         milliseconds = float(call(driver.cuEventElapsedTime, start, end))
-        return Ran(milliseconds * 1000.0, bool(exposed))
+        return Ran(milliseconds * 1000.0, host_ns / 1000.0, bool(exposed))
 
     def _launch_spin(self, nanoseconds: int) -> None:
         cell = ctypes.c_uint64(nanoseconds)

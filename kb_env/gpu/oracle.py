@@ -25,6 +25,7 @@ from kb_env.gpu.protocol import (
     Detach,
     Done,
     Fail,
+    Lay,
     Message,
     Pose,
     Region,
@@ -95,6 +96,31 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
+class Laid:
+    """Views of the arena for one layout: guard bands, what is poisoned, inputs and outputs."""
+
+    def __init__(self, arena: Arena, task: Task, message: Lay) -> None:
+        self.regions = message.regions
+        self.used = message.used
+        spans = gaps(message.regions, message.used)
+        self.guards = [view for a, b in spans for view in _views(arena.bytes, a, b)]
+        self.poisoned: list[torch.Tensor] = []
+        self.inputs: list[tuple[Region, torch.Tensor]] = []
+        self.outputs: dict[str, torch.Tensor] = {}
+        cases = {case.name: case for case in (*task.check, *task.bench)}
+        arguments = {argument.name: argument for argument in task.arguments}
+        for region in message.regions:
+            span = arena.bytes[region.offset : region.offset + region.nbytes]
+            if region.kind in ("input", "inout"):
+                self.inputs.append((region, _words(span)))
+            else:
+                self.poisoned += _views(arena.bytes, region.offset, region.offset + region.nbytes)
+            if region.kind in ("output", "inout"):
+                argument = arguments[region.name]
+                shape = argument.dims(cases[message.case].sizes)
+                self.outputs[region.name] = span.view(getattr(torch, argument.dtype)).view(shape)
+
+
 class Oracle:
     """State of one evaluation: task, arena, current content, and what was armed last."""
 
@@ -110,7 +136,8 @@ class Oracle:
         #: kept over evaluations, with what they measured of the library's own error
         self._references: dict[str, Reference] = {}
         self._arena: Arena | None = None
-        self._armed: Arm | None = None
+        self._laid: dict[int, Laid] = {}
+        self._armed: tuple[Laid, Arm] | None = None
 
     def answer(self, message: Message) -> Message:
         """Do what one request asks."""
@@ -118,6 +145,9 @@ class Oracle:
             return self.check(message)
         if isinstance(message, Arm):
             self.arm(message)
+        elif isinstance(message, Lay):
+            assert self._task is not None
+            self._laid[message.layout] = Laid(self._ready_arena(), self._task, message)
         elif isinstance(message, Content):
             self.content(message)
         elif isinstance(message, Pose):
@@ -136,6 +166,7 @@ class Oracle:
 
     def detach(self) -> None:
         arena, self._arena = self._arena, None
+        self._laid, self._armed = {}, None
         if arena is not None:
             arena.close()
 
@@ -143,68 +174,69 @@ class Oracle:
         """New inputs and their expected outputs, in this process's own memory."""
         assert self._task is not None and self._reference is not None
         cases = {case.name: case for case in (*self._task.check, *self._task.bench)}
-        self._case = cases[message.case]
-        self._inputs = self._reference.inputs(self._case, message.seed, self._device)
-        self._expected = self._reference.expected(self._case, self._inputs)
+        case = cases[message.case]
+        self._inputs = self._reference.inputs(case, message.seed, self._device)
+        self._expected = self._reference.expected(case, self._inputs)
 
     def arm(self, message: Arm) -> None:
-        """Guard bytes everywhere, poison in outputs and workspaces, this content's inputs."""
-        arena = self._ready_arena()
-        self._armed = message
-        arena.bytes[: message.used].fill_(message.guard)
-        for region in message.regions:
-            span = arena.bytes[region.offset : region.offset + region.nbytes]
-            if region.kind in ("input", "inout"):
-                span.copy_(self._raw(region))
-            else:
-                span.fill_(message.poison)
-        arena.push(message.used)
+        """Guard bytes between buffers, poison in outputs and workspaces, this content's inputs."""
+        laid = self._laid[message.layout]
+        self._armed = laid, message
+        for view in laid.guards:
+            view.fill_(_repeated(view, message.guard))
+        for view in laid.poisoned:
+            view.fill_(_repeated(view, message.poison))
+        for region, view in laid.inputs:
+            view.copy_(self._raw(region))
+        self._ready_arena().push(laid.used)
 
     def check(self, message: Check) -> Checked:
         """Judge the last run: guard bands, then inputs, then every output element."""
-        arena, armed = self._ready_arena(), self._armed
-        if armed is None:
+        if self._armed is None:
             raise KbError("nothing was armed, so there is nothing to check")
-        arena.pull(armed.used)
-        inputs = [region for region in armed.regions if region.kind == "input" and message.inputs]
-        spans = gaps(armed.regions, armed.used) if message.guards else []
-        bad = [(arena.bytes[a:b] != armed.guard).any() for a, b in spans]
-        bad += [(_words(self._span(region)) != _words(self._raw(region))).any() for region in inputs]
+        laid, armed = self._armed
+        self._ready_arena().pull(laid.used)
+        guards = laid.guards if message.guards else []
+        inputs = [pair for pair in laid.inputs if pair[0].kind == "input" and message.inputs]
+        bad = [(view != _repeated(view, armed.guard)).any() for view in guards]
+        bad += [(view != self._raw(region)).any() for region, view in inputs]
         flags = torch.stack(bad).tolist() if bad else []
+        if any(flags[: len(guards)]):
+            return self._guard_fault(laid, armed.guard)
         if any(flags):
-            index = flags.index(True)
-            if index < len(spans):
-                return self._guard_fault(spans[index], armed)
-            name = inputs[index - len(spans)].name
+            name = inputs[flags.index(True) - len(guards)][0].name
             return Checked(False, "input-changed", f"the program wrote to its input {name}", None)
-        return self._values(armed) if message.values else Checked(True, None, "", None)
+        return self._values(laid, armed.poison) if message.values else Checked(True, None, "", None)
 
-    def _values(self, armed: Arm) -> Checked:
+    def _values(self, laid: Laid, poison: int) -> Checked:
         assert self._reference is not None
-        outputs = {r.name: self._tensor(r) for r in armed.regions if r.kind in ("output", "inout")}
-        found = self._reference.compare(self._expected, outputs)
+        found = self._reference.compare(self._expected, laid.outputs)
         if found.ok:
             return Checked(True, None, "", float(found.worst))
         fault, message = found.fault, found.message
-        for region in armed.regions:
+        for region in laid.regions:
             if region.kind == "output" and region.nbytes:
-                raw = self._span(region).view(-1, outputs[region.name].element_size())
-                left = int((raw == armed.poison).all(dim=1).sum())
+                output = laid.outputs[region.name]
+                raw = output.view(-1).view(torch.uint8).view(-1, output.element_size())
+                left = int((raw == poison).all(dim=1).sum())
                 if left:
                     fault = "unwritten"
                     message = f"{left} of {len(raw)} elements of {region.name} were not written; {message}"
         return Checked(False, fault, message, float(found.worst))
 
-    def _guard_fault(self, span: tuple[int, int], armed: Arm) -> Checked:
-        arena = self._ready_arena()
-        gap = arena.bytes[span[0] : span[1]]
-        first = int((gap != armed.guard).nonzero()[0])
-        place = span[0] + first
-        before = [region for region in armed.regions if region.offset + region.nbytes <= place]
+    def _guard_fault(self, laid: Laid, guard: int) -> Checked:
+        """Say where the first damaged guard byte lies."""
+        arena = self._ready_arena().bytes
+        for start, end in gaps(laid.regions, laid.used):
+            places = (arena[start:end] != guard).nonzero()
+            if len(places):
+                place = start + int(places[0])
+                break
+        before = [region for region in laid.regions if region.offset + region.nbytes <= place]
         if before:
             where = f"{place - before[-1].offset - before[-1].nbytes} bytes past the end of {before[-1].name}"
         else:
-            where = f"{span[1] - place} bytes before {armed.regions[0].name}"
+            where = f"{laid.regions[0].offset - place} bytes before {laid.regions[0].name}"
         return Checked(False, "guard", f"out-of-bounds write {where}", None)
 
     def _ready_arena(self) -> Arena:
@@ -212,23 +244,30 @@ class Oracle:
             raise KbError("the oracle has no arena: attach one first")
         return self._arena
 
-    def _span(self, region: Region) -> torch.Tensor:
-        return self._ready_arena().bytes[region.offset : region.offset + region.nbytes]
-
     def _raw(self, region: Region) -> torch.Tensor:
-        """The oracle's own copy of an input, as bytes."""
-        return self._inputs[region.name].contiguous().view(-1).view(torch.uint8)
-
-    def _tensor(self, region: Region) -> torch.Tensor:
-        assert self._task is not None
-        argument = next(item for item in self._task.arguments if item.name == region.name)
-        shape = argument.dims(self._case.sizes)
-        return self._span(region).view(getattr(torch, argument.dtype)).view(shape)
+        """The oracle's own copy of an input, as words."""
+        return _words(self._inputs[region.name].view(-1).view(torch.uint8))
 
 
 def _words(data: torch.Tensor) -> torch.Tensor:
-    """Bytes as the widest integers that their number allows, for a faster comparison."""
+    """Bytes as the widest integers that their number allows: several times faster to fill and compare."""
     return data.view(torch.int64) if data.numel() % 8 == 0 else data
+
+
+def _views(data: torch.Tensor, start: int, end: int) -> list[torch.Tensor]:
+    """Bytes [start, end) as 8-byte words, with single bytes at the ragged ends; no empty views."""
+    first, last = -(-start // 8) * 8, end // 8 * 8
+    if first >= last:
+        return [data[start:end]] if start < end else []
+    parts = [data[start:first], data[first:last].view(torch.int64), data[last:end]]
+    return [part for part in parts if part.numel()]
+
+
+def _repeated(view: torch.Tensor, byte: int) -> int:
+    """The element of a view whose every byte is ``byte``."""
+    if view.dtype is torch.uint8:
+        return byte
+    return int.from_bytes(bytes([byte]) * 8, "little", signed=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -119,9 +119,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Ran:
-    """``exposed`` says that the GPU caught up with the host inside the window: the time is no good."""
+    """Time by events, and by the runner's host clock from before the busy kernel to full rest, less its length.
+
+    ``exposed`` says that the GPU caught up with the host inside the window: the time is no good.
+    """
 
     microseconds: float
+    host_us: float
     exposed: bool
 
 
@@ -171,11 +175,20 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Arm:
-    """Write inputs, poison and guard bytes into the arena."""
+class Lay:
+    """Where everything lies in the arena while one side's plan of one case runs; ``layout`` names it."""
 
+    layout: int
+    case: str
     regions: tuple[Region, ...]
     used: int
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Write inputs, poison and guard bytes into the arena, by a layout laid before."""
+
+    layout: int
     poison: int
     guard: int
 
@@ -233,12 +246,12 @@ class Fail:
 
 Message = (
     Ready | Reserve | Reserved | Load | Bind | Bound | Run | Ran | Copied | Pose | Attach | Detach
-    | Content | Arm | Check | Checked | Library | LibraryTimes | Done | Fail
+    | Content | Lay | Arm | Check | Checked | Library | LibraryTimes | Done | Fail
 )  # fmt: skip
 
 MESSAGES: tuple[type, ...] = (
     Ready, Reserve, Reserved, Load, Bind, Bound, Run, Ran, Copied, Pose, Attach, Detach,
-    Content, Arm, Check, Checked, Library, LibraryTimes, Done, Fail,
+    Content, Lay, Arm, Check, Checked, Library, LibraryTimes, Done, Fail,
 )  # fmt: skip
 
 T = TypeVar("T")

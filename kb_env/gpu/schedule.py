@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from kb_env.devices import Device, floor_us
-from kb_env.gpu.bench import BASELINE, CANDIDATE, Bench, CandidateFault
+from kb_env.gpu.bench import BASELINE, CANDIDATE, Bench, CandidateFault, Outcome
 from kb_env.gpu.protocol import Checked
 from kb_env.gpu.statistics import BLOCK, Interval, paired
 from kb_env.types import Case, KbError, Status, Task, Timing
@@ -16,6 +16,9 @@ from kb_env.types import Case, KbError, Status, Task, Timing
 ALONE_RUNS = 3
 #: The baseline may slow down by this factor and these microseconds before the pairs are distrusted.
 ALONE_FACTOR, ALONE_SLACK_US = 1.25, 3.0
+#: The host clock may find the candidate this many microseconds and this share longer than its events
+#: do, beyond what it finds of the baseline: waking up from the wait scatters by a few microseconds.
+REFEREE_SLACK_US, REFEREE_SHARE = 25.0, 0.1
 #: Share of runs before which the modules are loaded afresh, and of runs judged a second time.
 RELOAD_SHARE, SECOND_LOOK_SHARE = 0.05, 0.1
 SECOND_LOOK_SECONDS = 0.003
@@ -27,15 +30,29 @@ class Deadline:
     """The watchdog's clock for one evaluation."""
 
     def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._end = time.monotonic() + seconds
 
     @property
     def passed(self) -> bool:
         return time.monotonic() > self._end
 
-    def check(self, stage: str) -> None:
-        if self.passed:
-            raise CandidateFault(Status.TIMED_OUT, stage, "the evaluation used up its time budget")
+    def check(self, stage: str, candidate_seconds: float) -> None:
+        """End the evaluation if its time is up, as the fault of whoever used it.
+
+        Raises:
+            CandidateFault: if the candidate's runs took most of it.
+            KbError: if making and checking content did.
+        """
+        if not self.passed:
+            return
+        if candidate_seconds > self._seconds / 2:
+            raise CandidateFault(
+                Status.TIMED_OUT, stage, f"its runs took {candidate_seconds:.0f} of {self._seconds:.0f} s"
+            )
+        raise KbError(
+            f"checking takes over {self._seconds:.0f} s on this GPU: choose smaller cases for the task"
+        )
 
 
 def baseline_alone(bench: Bench, task: Task) -> dict[str, float]:
@@ -61,7 +78,7 @@ def verify(bench: Bench, task: Task, deadline: Deadline) -> None:
     """
     for case in task.check:
         for _ in range(bench.controls.check_runs):
-            deadline.check("verify")
+            deadline.check("verify", bench.candidate_seconds)
             bench.content(case)
             outcome = bench.run(CANDIDATE, case, bench.controls.run_seconds)
             _accept(outcome.checked, case, "verify")
@@ -77,6 +94,7 @@ def time_case(bench: Bench, task: Task, case: Case, alone: float, name: str, dea
     controls = bench.controls
     seconds = max(controls.run_factor * alone / 1e6, controls.run_seconds)
     times: tuple[list[float], list[float]] = ([], [])
+    excess: tuple[list[float], list[float]] = ([], [])
     _warm(bench, case, seconds)
     while not _enough(times, bench, deadline):
         if controls.fresh_content:
@@ -86,12 +104,34 @@ def time_case(bench: Bench, task: Task, case: Case, alone: float, name: str, dea
         if controls.random_order:
             bench.rng.shuffle(order)
         pair = {side: _timed_run(bench, side, case, seconds, reload) for side in order}
-        if any(spoilt for _, spoilt in pair.values()) and bench.exposed < EXPOSED_LIMIT:
+        if any(outcome.exposed for outcome in pair.values()) and bench.exposed < EXPOSED_LIMIT:
             bench.lengthen()
             continue
         for side in order:
-            times[side].append(pair[side][0])
+            times[side].append(pair[side].microseconds)
+            excess[side].append(pair[side].host_us - pair[side].microseconds)
+    extra, agreed = referee(times, excess)
+    bench.referee_us = max(bench.referee_us, extra, key=abs)
+    if controls.referee and not agreed:
+        message = (
+            f"host clock and events disagree by {extra:.1f} us more for the program than for its baseline"
+        )
+        raise CandidateFault(Status.REFUSED, "time", message, "referee")
     return _timing(times, case, name, alone, bench)
+
+
+def referee(
+    times: tuple[list[float], list[float]], excess: tuple[list[float], list[float]]
+) -> tuple[float, bool]:
+    """Whether the host clock, which no device code can reach, agrees with the events of the same runs.
+
+    ``excess`` is host minus event time, in microseconds, of candidate and baseline. What the host adds
+    (launch, waking up, a change of context) is the same for both sides, so the difference of the
+    medians is judged. It only confirms the events' times; it never replaces them.
+    """
+    extra = statistics.median(excess[CANDIDATE]) - statistics.median(excess[BASELINE])
+    longest = max(statistics.median(times[CANDIDATE]), statistics.median(times[BASELINE]))
+    return extra, abs(extra) <= REFEREE_SLACK_US + REFEREE_SHARE * longest
 
 
 def _warm(bench: Bench, case: Case, seconds: float) -> None:
@@ -104,7 +144,7 @@ def _warm(bench: Bench, case: Case, seconds: float) -> None:
 def _enough(times: tuple[list[float], list[float]], bench: Bench, deadline: Deadline) -> bool:
     count, controls = len(times[0]), bench.controls
     if count < controls.min_pairs or count % BLOCK:
-        deadline.check("time")
+        deadline.check("time", bench.candidate_seconds)
         return False
     if count >= controls.max_pairs or deadline.passed:
         return True
@@ -112,7 +152,7 @@ def _enough(times: tuple[list[float], list[float]], bench: Bench, deadline: Dead
     return count // BLOCK % 2 == 0 and paired(*times).half_width <= controls.half_width
 
 
-def _timed_run(bench: Bench, side: int, case: Case, seconds: float, reload: bool) -> tuple[float, bool]:
+def _timed_run(bench: Bench, side: int, case: Case, seconds: float, reload: bool) -> Outcome:
     controls = bench.controls
     outcome = bench.run(side, case, seconds, reload, controls.timed_checked)
     verdict = outcome.checked
@@ -123,7 +163,7 @@ def _timed_run(bench: Bench, side: int, case: Case, seconds: float, reload: bool
         # The baseline was right before the candidate was loaded beside it.
         verdict = Checked(False, "baseline", f"the baseline became wrong: {verdict.message}", None)
     _accept(verdict, case, "time")
-    return outcome.microseconds, outcome.exposed
+    return outcome
 
 
 def _accept(verdict: Checked, case: Case, stage: str) -> None:

@@ -1,0 +1,86 @@
+"""What ends a measurement without a GPU in sight: floor, referee, deadline, the GPU's description."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from experiments.bench_tasks import Row, table
+from kb_env.devices import floor_us
+from kb_env.gpu.bench import CandidateFault
+from kb_env.gpu.protocol import DeviceFacts
+from kb_env.gpu.roofline import describe, roofline_us
+from kb_env.gpu.schedule import Deadline, check_floor, referee
+from kb_env.task import load_task
+from kb_env.types import KbError, Status, Timing
+
+
+def facts(name: str) -> DeviceFacts:
+    return DeviceFacts(
+        name, "GPU-0", "sm_90a", 13000, 132, 60 << 20, 141 << 30, 1980.0, 3201.0, 6016, 228 << 10, 64
+    )
+
+
+def timing(microseconds: float) -> Timing:
+    return Timing("bench0", "initial", (microseconds,) * 30, (40.0,) * 30, 1.0, 0.9, 1.1, "measured")
+
+
+@pytest.mark.parametrize(
+    "name, known",
+    [("NVIDIA H200", "H200"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA GeForce RTX 4090", "RTX4090")],
+)
+def test_gpu_is_described_by_the_drivers_name(name: str, known: str) -> None:
+    device = describe(facts(name))
+    assert device is not None and device.name == known
+    assert device.l2_bytes == 60 << 20  # the driver's figure, not the table's
+
+
+@pytest.mark.parametrize("name", ["NVIDIA B999", "NVIDIA H2000", ""])
+def test_unknown_gpu_has_no_description_and_no_floor(name: str) -> None:
+    assert describe(facts(name)) is None
+    assert check_floor(None, load_task("softmax"), (timing(0.001),)) == (timing(0.001),)
+
+
+def test_faster_than_physics_is_rejected_and_the_floor_recorded() -> None:
+    task, device = load_task("softmax"), describe(facts("NVIDIA H200"))
+    assert device is not None
+    floor = floor_us(device, task, task.bench[0])
+    assert 0 < floor < roofline_us(device, task, task.bench[0])
+    with pytest.raises(CandidateFault, match="needs at least") as caught:
+        check_floor(device, task, (timing(0.9 * floor),))
+    assert (caught.value.status, caught.value.fault) == (Status.WRONG, "floor")
+    (found,) = check_floor(device, task, (timing(1.1 * floor),))
+    assert found.floor_us == floor
+
+
+def test_referee_takes_what_the_host_adds_to_both_sides_and_not_a_forged_event() -> None:
+    times = ([10.0] * 30, [50.0] * 30)
+    extra, agreed = referee(times, ([31.0] * 30, [30.0] * 30))
+    assert agreed and extra == pytest.approx(1.0)
+    # The candidate ran 80 us but its events say 10.
+    extra, agreed = referee(times, ([100.0] * 30, [30.0] * 30))
+    assert not agreed and extra == pytest.approx(70.0)
+    # The baseline's events were stretched.
+    assert not referee(times, ([30.0] * 30, [-40.0] * 30))[1]
+
+
+def test_deadline_blames_whoever_used_the_time() -> None:
+    deadline = Deadline(0.01)
+    deadline.check("time", 5.0)
+    time.sleep(0.02)
+    with pytest.raises(CandidateFault) as caught:
+        deadline.check("time", 0.009)
+    assert caught.value.status is Status.TIMED_OUT
+    with pytest.raises(KbError, match="smaller cases"):
+        deadline.check("time", 0.001)
+
+
+def test_table_names_every_baseline_and_counts_faults() -> None:
+    good = Row("a", 100.0, "right/x", 50.0, 2.0, 1.9, 2.1, 40.0, {"eager": 60.0, "compile": 55.0})
+    good.programs = {"right/x": {}, "right/y": {}, "wrong/z": {}}
+    bad = Row("b", programs={"right/x": {}}, faults=["right/x is WRONG, not TIMED: no"])
+    lines = table([good, bad], "GPU").splitlines()
+    assert "eager us" in lines[2] and "compile us" in lines[2]
+    assert lines[4].split(" | ")[-2:] == ["2 of 2", "1 of 1 |"] and "| 80.0 |" in lines[4]
+    assert lines[5].split(" | ")[-2:] == ["0 of 1", "0 of 0 |"]
