@@ -109,16 +109,17 @@ class Bench:
 
     def open(self, task: Task, candidate: Prepared, baseline: Prepared | None) -> None:
         """Reserve an arena that holds every case of both sides, and join the oracle to it."""
-        cases = {case.name: case for case in (*task.check, *task.bench)}
-        for side, prepared in ((CANDIDATE, candidate), (BASELINE, baseline)):
-            for name, plan in prepared.plans.items() if prepared is not None else ():
-                if name in cases:
-                    self._layouts[side, name] = place(task, cases[name], plan)
+        if baseline is not None:
+            self._place(task, BASELINE, baseline)
+        try:
+            self._place(task, CANDIDATE, candidate)
+        except KbError as error:  # its plan contradicts the task: an honest recorder gives no such plan
+            raise CandidateFault(Status.REFUSED, "open", str(error)) from error
         nbytes = max(layout.used for layout in self._layouts.values()) + ALIGN
         if nbytes > 0.6 * self.facts.memory_bytes:
             raise KbError(f"task {task.name} needs {nbytes >> 20} MiB of GPU memory: choose smaller cases")
         self._ask_oracle(Pose(task))
-        reserved = self._runner.ask(Reserve(nbytes, self.controls.share), Reserved, LOAD_SECONDS)
+        reserved = self._ask_runner("open", Reserve(nbytes, self.controls.share), Reserved, LOAD_SECONDS)
         if reserved.handle:
             try:
                 self._ask_oracle(Attach(reserved.handle, nbytes))
@@ -128,6 +129,12 @@ class Bench:
         os.ftruncate(self._mirror, max(nbytes, os.fstat(self._mirror).st_size))
         self._mirrored = True
         self._ask_oracle(Attach(b"", nbytes))
+
+    def _place(self, task: Task, side: int, prepared: Prepared) -> None:
+        for case in (*task.check, *task.bench):
+            if case.name not in prepared.plans:
+                raise KbError(f"there is no plan for case {case.name}: prepare the program again")
+            self._layouts[side, case.name] = place(task, case, prepared.plans[case.name])
 
     @property
     def shared(self) -> str:
@@ -237,7 +244,9 @@ class Bench:
             raise fault from cause
         if isinstance(cause, WorkerDied):
             raise RunnerLost(f"the runner ended while it replayed the baseline: {cause}") from cause
-        raise KbError(f"the baseline failed ({fault.message}): check the task's kernel.cu") from cause
+        raise KbError(
+            f"the runner failed before the program was loaded ({fault.message}): check the baseline and the GPU"
+        ) from cause
 
 
 def _has_writable_globals(image: bytes) -> bool:
