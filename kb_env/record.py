@@ -285,7 +285,7 @@ def _link(task: Task, built: Built, store: Path) -> bytes | Fault:
 
 def _missing_entry(task: Task, entry: bytes, host: bytes) -> str | None:
     """Message if the host object does not define the task's entry, in C++ or C linkage."""
-    wanted = {s.name for s in read_cubin(entry).symbols if s.section == 0 and s.name != "kb_argument"}
+    wanted = {name for name in read_cubin(entry).undefined if task.entry in name}
     defined = {s.name for s in read_cubin(host).symbols if s.section != 0}
     if wanted & defined:
         return None
