@@ -78,7 +78,7 @@ def _region(wrong: Tensor) -> list[str]:
         elif steps <= {1} and low == 0:
             found.append(f"all at index <= {high} in {where}")
         elif len(indices) > 2 and len(steps) == 1:
-            found.append(f"all at every {steps.pop()}th index from {low} in {where}")
+            found.append(f"all at indices {low}, {indices[1]}, ... (step {steps.pop()}) in {where}")
         else:
             found.append(f"in {len(indices)} of {size} indices of dimension {dim} ({low} to {high})")
     return found

@@ -41,8 +41,9 @@ def magnitude(inputs, sizes):
 
 
 def growth(sizes):
-    """The magnitude adds the scores' absolute products, which no order of summation comes near."""
-    return 1
+    """Two sums follow each other, over 64 products and over the keys; the magnitude adds the scores'
+    absolute products already. Honest kernels on an H200 came to 1.3 times the maximum that 1 gives."""
+    return 4
 
 
 def eager(inputs, sizes):
