@@ -109,6 +109,7 @@ class _Subject:
             yield "accept", "eager baseline", lambda d: self.reference.eager(d.inputs, d.case)
         if self.floats:
             yield "accept", "32 running sums", self._ordered(Arithmetic())
+            yield "accept", "one running sum", self._ordered(Arithmetic(1))
             yield "accept", "7 running sums from the end", self._ordered(Arithmetic(7, backwards=True))
             digits = LOWER_DIGITS.get(self.task.accumulate)
             if digits is not None:
