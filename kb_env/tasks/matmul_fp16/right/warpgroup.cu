@@ -1,14 +1,14 @@
 // Matrix product in float16 with float32 sums on Hopper's warpgroup tensor instructions (wgmma, sm_90a).
 // Blocks of 128 x 64 elements, one warpgroup per 64 rows; both operands come from shared memory in its
-// 128-byte swizzled layout, filled by asynchronous copies four steps ahead; one step's products are in
-// flight while the next is prepared.
+// 128-byte swizzled layout, filled by asynchronous copies seven steps ahead; one step's products are in
+// flight while the next is prepared. At the start the blocks together ask for all operands in L2.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 constexpr int BM = 128;
 constexpr int BN = 64;
 constexpr int BK = 64;
-constexpr int STAGES = 6;
+constexpr int STAGES = 9;
 constexpr int AHEAD = STAGES - 2;  // a slot is free once the products two steps back are done
 constexpr int THREADS = 256;
 constexpr int A_BYTES = BM * BK * 2;
@@ -62,6 +62,12 @@ __device__ __forceinline__ void multiply(float (&c)[32], unsigned long long a, u
         : "l"(a), "l"(b));
 }
 
+// Asks for block `part`'s share of `bytes` at x in L2, one 128-byte line a thread at a time.
+__device__ __forceinline__ void prefetch(const void* x, size_t bytes, int part, int parts) {
+    for (size_t line = (size_t)part * THREADS + threadIdx.x; line * 128 < bytes; line += (size_t)parts * THREADS)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)x + line * 128));
+}
+
 // EVEN: k and n are multiples of 8, so that every row starts at a multiple of 16 bytes.
 template <bool EVEN>
 __global__ void __launch_bounds__(THREADS)
@@ -70,6 +76,9 @@ matmul(const __half* __restrict__ a, const __half* __restrict__ b, __half* __res
     const unsigned a_base = ((unsigned)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
     const unsigned b_base = a_base + STAGES * A_BYTES;
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int part = blockIdx.y * gridDim.x + blockIdx.x, parts = gridDim.x * gridDim.y;
+    prefetch(a, (size_t)m * k * 2, part, parts);
+    prefetch(b, (size_t)k * n * 2, part, parts);
     const int first_row = blockIdx.y * BM, first_col = blockIdx.x * BN;
 
     auto load = [&](int step) {
