@@ -1,0 +1,81 @@
+"""Static facts about instructions: their class, and how many loads a warp has in flight."""
+
+from __future__ import annotations
+
+from kb_env.sim.ir import Block, arguments, results
+from kb_env.sim.ptx import Instr
+
+_CONTROL = {"bra", "brx", "ret", "exit", "trap", "brkpt", "call", "printf", "assertfail", "nanosleep"}
+_SPECIAL = {"rcp", "rsqrt", "sqrt", "ex2", "lg2", "sin", "cos", "tanh"}
+_PREDICATE = {"setp", "testp", "isspacep", "vote", "activemask"}
+_TENSOR = {"mma", "wmma", "wgmma"}
+_BARRIER = {"bar", "barrier", "mbarrier", "membar", "fence"}
+_HALF = {"f16", "f16x2", "bf16", "bf16x2"}
+
+
+def instruction_class(instr: Instr) -> str:
+    """One of the classes of LaunchCounts.warp_instructions."""
+    op, mods = instr.op, instr.mods
+    if op in ("ld", "ldu", "st"):
+        return _memory_class(op, mods)
+    if op in ("atom", "red"):
+        return "atomic"
+    if op in ("ldmatrix",):
+        return "shared_load"
+    if op in ("stmatrix",):
+        return "shared_store"
+    if op == "cp":
+        return "global_load" if mods[:2] in (("async", "ca"), ("async", "cg")) else "other"
+    for names, answer in (
+        (_CONTROL, "control"), (_PREDICATE, "predicate"), (_TENSOR, "tensor"), (_BARRIER, "barrier"), ({"cvt"}, "convert"),
+    ):  # fmt: skip
+        if op in names:
+            return answer
+    kind = mods[-1] if mods else ""
+    if op in _SPECIAL or (op == "div" and "approx" in mods):
+        return "special"
+    if op == "barresult":
+        return "barrier"
+    if op in ("mov", "pmov", "selp", "cvta", "slct"):
+        return "int"
+    if kind in _HALF:
+        return "fp16"
+    return {"f32": "fp32", "f64": "fp64"}.get(
+        kind, "other" if op in ("prefetch", "griddepcontrol") else "int"
+    )
+
+
+def _memory_class(op: str, mods: tuple[str, ...]) -> str:
+    verb = "store" if op == "st" else "load"
+    if "shared" in mods or "shared::cta" in mods or "shared::cluster" in mods:
+        return f"shared_{verb}"
+    if "local" in mods:
+        return "local"
+    if "param" in mods or "const" in mods:
+        return "other"
+    return f"global_{verb}"
+
+
+def loads_in_flight(block: Block) -> list[int]:
+    """Sizes of the groups of global loads that the compiler may issue together.
+
+    ptxas hoists loads over arithmetic: a group ends at a store, an atomic or a barrier, and at a load
+    whose address depends on a load of the group.
+    """
+    groups: list[int] = []
+    tainted: set[str] = set()
+    count = 0
+    for instr in [*block.instrs, *([block.ender] if block.ender else [])]:
+        kind = instruction_class(instr)
+        depends = bool(tainted & set(arguments(instr)))
+        load = kind == "global_load" and bool(results(instr))
+        if count and (kind in ("global_store", "shared_store", "atomic", "barrier") or (load and depends)):
+            groups.append(count)
+            tainted, count, depends = set(), 0, False
+        if load:
+            count += 1
+        if load or depends:
+            tainted |= set(results(instr))
+    if count:
+        groups.append(count)
+    return groups

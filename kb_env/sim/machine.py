@@ -1,0 +1,434 @@
+"""The machine: runs a launch plan's kernels from their PTX, on numpy memory, and counts what they do.
+
+To be used inside a limited child process. Candidate code cannot reach memory other than its buffers,
+but it decides how long a run takes (up to the budget).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from kb_env.plan import Copy, Fill, Launch, LaunchPlan
+from kb_env.sim import lower_cvt, lower_float, lower_int, lower_mem, lower_sync, lower_warp, native
+from kb_env.sim.classes import instruction_class, loads_in_flight
+from kb_env.sim.counts import LaunchCounts
+from kb_env.sim.flow import analyse, order_blocks
+from kb_env.sim.ir import Flat, flatten
+from kb_env.sim.lower import SLOT_SHIFT, Lowerer, Site
+from kb_env.sim.ptx import Function, PtxError, Variable, parse
+from kb_env.types import KbError, Status
+
+#: Instruction families the engine has rules for.
+LOWERINGS = (lower_int, lower_float, lower_cvt, lower_mem, lower_sync, lower_warp)
+DEFAULT_BUDGET = 2_000_000_000
+RESIDENT_BLOCKS = 256
+_FIRST_SLOT = 16
+_FAULTS = {
+    1: "access out of bounds", 2: "misaligned access", 3: "trap", 4: "instruction budget used up (does the kernel end?)",
+    5: "deadlock: threads wait at a barrier that the others never reach", 6: "branch index or barrier number out of range",
+    7: "unsupported", 8: "assertion failed",
+}  # fmt: skip
+_FINDINGS = {
+    1: "barrier reached by part of a warp",
+    2: "shuffle reads a lane that does not take part",
+    3: "missing wait",
+}
+
+
+class SimFault(Exception):
+    """What a candidate's kernel did wrong: a status and one line that says where."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong that did not stop the kernel."""
+
+    kind: str
+    message: str
+    kernel: str
+    block: tuple[int, int, int]
+    thread: int
+    line: int  # of the CUDA source, 0 if unknown
+    count: int
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """Static facts of one kernel."""
+
+    name: str
+    parameter_bytes: tuple[int, ...]
+    shared_bytes: int
+    local_bytes: int
+    opcodes: tuple[str, ...]
+
+
+@dataclass
+class _Compiled:
+    flat: Flat
+    sites: list[Site]
+    register_bytes: int
+    zero: bool
+    mix: list[dict[str, int]]
+    loads: list[list[int]]
+    branches: list[int]
+    address: int = 0
+    engine: object = None
+
+
+class Machine:
+    """A PTX module ready to run. ``cache`` is a folder for the runtime library (default: ~/.cache/kb-env)."""
+
+    def __init__(self, ptx: str, cache: Path | None = None) -> None:
+        try:
+            self.module = parse(ptx)
+        except PtxError as error:
+            raise SimFault(Status.REFUSED, str(error)) from error
+        self.runtime = native.load(cache or native.default_cache())
+        self.findings: list[Finding] = []
+        self.text = ""
+        self.lane_accesses = 0
+        self.file = next(iter(self.module.files.values()), "")
+        self._symbols = [item for item in self.module.variables.values() if item.space in ("global", "const")]
+        self._addresses = {item.name: (_FIRST_SLOT + i) << SLOT_SHIFT for i, item in enumerate(self._symbols)}
+        self._compiled: dict[str, _Compiled] = {}
+
+    @property
+    def kernels(self) -> dict[str, KernelFacts]:
+        """Static facts by kernel name."""
+        found = {}
+        for function in self.module.functions.values():
+            if function.entry:
+                flat = self._flat(function)
+                opcodes = tuple(item.text for block in flat.blocks for item in block.instrs)
+                sizes = tuple(item.nbytes for item in function.params)
+                found[function.name] = KernelFacts(
+                    function.name, sizes, flat.shared_bytes, flat.local_bytes, opcodes
+                )
+        return found
+
+    def _flat(self, function: Function) -> Flat:
+        try:
+            return flatten(self.module, function)
+        except PtxError as error:
+            raise SimFault(Status.REFUSED, str(error)) from error
+
+    # -- compiling ---------------------------------------------------------------------------------
+
+    def compile(self, kernel: str) -> _Compiled:
+        """Native code of one kernel.
+
+        Raises:
+            SimFault: REFUSED for what the engine does not support.
+        """
+        if kernel not in self._compiled:
+            function = self.module.functions.get(kernel)
+            if function is None or not function.entry:
+                raise SimFault(Status.REFUSED, f"the module has no kernel {kernel}")
+            flat = self._flat(function)
+            try:
+                order_blocks(flat)
+                flow = analyse(flat)
+                sites: list[Site] = []
+                low = Lowerer(flat, flow, self._addresses, sites)
+                body = low.function("kernel")
+            except PtxError as error:
+                raise SimFault(Status.REFUSED, str(error)) from error
+            mix, loads = [], []
+            for block in flat.blocks:
+                classes: dict[str, int] = {}
+                for item in [*block.instrs, *([block.ender] if block.ender else [])]:
+                    name = instruction_class(item)
+                    classes[name] = classes.get(name, 0) + 1
+                mix.append(classes)
+                loads.append(loads_in_flight(block))
+            branches = [int(block.end in ("branch", "brx")) for block in flat.blocks]
+            text = "\n".join([body, *low.declared.values(), '!0 = !{!"branch_weights", i32 1, i32 100000}'])
+            done = _Compiled(flat, sites, low.register_bytes, bool(flow.live_in[0]), mix, loads, branches)
+            done.engine, done.address = self._native(text, list(low.declared))
+            self._compiled[kernel] = done
+        return self._compiled[kernel]
+
+    def _native(self, text: str, declared: list[str]) -> tuple[object, int]:
+        _initialise()
+        for name in declared:
+            if name.startswith("kb_"):
+                try:
+                    function = getattr(self.runtime, name)
+                except AttributeError:
+                    raise KbError(f"the simulator's runtime has no function {name}") from None
+                llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+        name, features = native.host()
+        module = llvm.parse_assembly(text)
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=name, features=features, opt=1, jit=True
+        )
+        engine = llvm.create_mcjit_compiler(module, machine)
+        engine.finalize_object()
+        return engine, engine.get_function_address("kernel")
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        plan: LaunchPlan,
+        memory: Sequence[np.ndarray | None],
+        sample_blocks: int | None = None,
+        budget: int = DEFAULT_BUDGET,
+    ) -> list[LaunchCounts]:
+        """Execute a plan's operations in order on ``memory`` (uint8, one per plan buffer; changed in place).
+
+        ``sample_blocks`` runs only that many blocks a launch, picked by the golden ratio. ``budget`` is the
+        number of warp instructions a launch may execute.
+
+        Raises:
+            SimFault: for anything the candidate's kernels did wrong.
+        """
+        session = _Session(self, plan, memory)
+        counts = []
+        for operation in plan.operations:
+            if isinstance(operation, Launch):
+                counts.append(session.launch(operation, sample_blocks, budget))
+            elif isinstance(operation, Fill):
+                session.buffers[operation.buffer][operation.offset :][: operation.nbytes] = operation.byte
+            elif isinstance(operation, Copy):
+                source = session.buffers[operation.source][operation.source_offset :][
+                    : operation.nbytes
+                ].copy()
+                session.buffers[operation.target][operation.target_offset :][: operation.nbytes] = source
+            else:
+                data = np.frombuffer(operation.data, dtype=np.uint8)
+                session.buffers[operation.target][operation.offset :][: len(data)] = data
+        return counts
+
+
+def _initialise() -> None:
+    try:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    except RuntimeError:
+        return  # this llvmlite initialises itself
+
+
+def pick_blocks(total: int, count: int) -> list[int]:
+    """``count`` distinct block numbers spread over ``total`` by the golden ratio, in order."""
+    picked: dict[int, None] = {}
+    step = 0.6180339887498949
+    position = 0
+    while len(picked) < min(count, total):
+        picked[int((0.5 + position * step) % 1.0 * total)] = None
+        position += 1
+        if position > 50 * count:
+            for index in range(total):
+                if len(picked) < min(count, total):
+                    picked[index] = None
+    return sorted(picked)
+
+
+class _Session:
+    """Memory of one plan: its buffers and the module's symbols, at their virtual addresses."""
+
+    def __init__(self, machine: Machine, plan: LaunchPlan, memory: Sequence[np.ndarray | None]) -> None:
+        self.machine, self.plan = machine, plan
+        self.slots: dict[int, tuple[np.ndarray, str, bool]] = {}
+        self.address: list[int] = []
+        self.buffers: list[np.ndarray] = []
+        symbols = machine._symbols
+        named = {item.name: i for i, item in enumerate(symbols)}
+        for i, item in enumerate(symbols):
+            self.slots[_FIRST_SLOT + i] = (self._initial(item), item.name, item.space == "global")
+        following = _FIRST_SLOT + len(symbols)
+        for buffer, data in zip(plan.buffers, memory, strict=True):
+            if buffer.kind == "symbol":
+                if buffer.name not in named:
+                    raise SimFault(Status.REFUSED, f"the module has no symbol {buffer.name}")
+                slot = _FIRST_SLOT + named[buffer.name]
+                data = self.slots[slot][0]
+            else:
+                if data is None or data.dtype != np.uint8 or not data.flags.c_contiguous:
+                    raise KbError(f"memory of buffer {buffer.name} must be a contiguous uint8 array")
+                slot = following
+                following += 1
+                self.slots[slot] = (data, buffer.name or f"workspace {len(self.buffers)}", True)
+            if slot >= native.SLOTS:
+                raise SimFault(Status.REFUSED, "too many buffers")
+            self.buffers.append(data)
+            self.address.append(slot << SLOT_SHIFT)
+
+    def _initial(self, item: Variable) -> np.ndarray:
+        data = np.zeros(item.nbytes, dtype=np.uint8)
+        raw = bytearray(item.data)
+        for offset, symbol, addend in item.addresses:
+            value = self.machine._addresses.get(symbol)
+            if value is None:
+                raise SimFault(
+                    Status.REFUSED, f"{item.name} holds the address of {symbol}, which is not a variable"
+                )
+            raw[offset : offset + 8] = (value + addend).to_bytes(8, "little")
+        data[: len(raw)] = np.frombuffer(bytes(raw), dtype=np.uint8)
+        return data
+
+    def parameters(self, launch: Launch, flat: Flat) -> np.ndarray:
+        """The parameter block: each value at its aligned offset, pointers filled in."""
+        if len(launch.parameters) != len(flat.params):
+            raise SimFault(
+                Status.REFUSED,
+                f"{launch.kernel} takes {len(flat.params)} parameters, not {len(launch.parameters)}",
+            )
+        offsets, total = [], 0
+        for item, data in zip(flat.params, launch.parameters, strict=True):
+            if len(data) != item.nbytes:
+                raise SimFault(
+                    Status.REFUSED, f"a parameter of {launch.kernel} has {item.nbytes} bytes, not {len(data)}"
+                )
+            total = -(-total // item.align) * item.align
+            offsets.append(total)
+            total += item.nbytes
+        block = np.zeros(total + 64, dtype=np.uint8)
+        for offset, data in zip(offsets, launch.parameters, strict=True):
+            block[offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
+        for item in launch.pointers:
+            where = offsets[item.parameter] + item.offset
+            value = (self.address[item.buffer] + item.addend) & ((1 << 64) - 1)
+            block[where : where + 8] = np.frombuffer(value.to_bytes(8, "little"), dtype=np.uint8)
+        return block
+
+    def launch(self, launch: Launch, sample: int | None, budget: int) -> LaunchCounts:
+        machine = self.machine
+        code = machine.compile(launch.kernel)
+        run = native.Run()
+        keep: list[np.ndarray] = []
+
+        def array(count: int, dtype: type = np.uint64) -> np.ndarray:
+            keep.append(np.zeros(count, dtype=dtype))
+            return keep[-1]
+
+        bitmaps: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for slot, (data, _, writable) in self.slots.items():
+            read, written = array(data.nbytes // 2048 + 2), array(data.nbytes // 2048 + 2)
+            bitmaps[slot] = (read, written)
+            run.slots[slot] = native.Slot(
+                data.ctypes.data, data.nbytes, read.ctypes.data, written.ctypes.data, int(writable)
+            )
+        params = self.parameters(launch, code.flat)
+        run.slots[3] = native.Slot(params.ctypes.data, params.nbytes - 64, None, None, 0)
+        block_counts, sites = array(2 * len(code.flat.blocks)), (native.SiteCount * (len(code.sites) + 1))()
+        run.kernel, run.params, run.param_bytes = code.address, params.ctypes.data, params.nbytes
+        run.block_counts, run.sites = block_counts.ctypes.data, ctypes.addressof(sites)
+        run.register_bytes, run.local_bytes, run.zero_registers = (
+            code.register_bytes,
+            code.flat.local_bytes,
+            int(code.zero),
+        )
+        run.grid, run.block = (native.u32 * 3)(*launch.grid), (native.u32 * 3)(*launch.block)
+        run.cluster = (native.u32 * 3)(*(launch.cluster or (1, 1, 1)))
+        run.shared_bytes = code.flat.shared_bytes + launch.shared_bytes
+        run.budget = budget
+        total = launch.grid[0] * launch.grid[1] * launch.grid[2]
+        picks = pick_blocks(total, sample) if sample is not None and sample < total else []
+        chosen = array(len(picks) + 1)
+        chosen[: len(picks)] = picks
+        run.picks, run.pick_count = chosen.ctypes.data, len(picks)
+        findings, text = (native.FindingRecord * 64)(), array(1 << 16, np.uint8)
+        run.findings, run.finding_room = ctypes.addressof(findings), 64
+        run.text, run.text_room = text.ctypes.data, text.nbytes
+        failed = machine.runtime.kb_run(ctypes.addressof(run), RESIDENT_BLOCKS)
+        machine.text += bytes(text[: run.text_used]).decode("utf-8", "replace")
+        machine.lane_accesses += run.lane_accesses
+        self._collect(launch, code, run, findings)
+        if failed:
+            raise self._fault(launch, code, run)
+        return self._counts(launch, code, run, block_counts, sites, bitmaps, len(picks) or total, total)
+
+    def _collect(self, launch: Launch, code: _Compiled, run: native.Run, findings: ctypes.Array) -> None:
+        for item in findings[: run.finding_count]:
+            site = code.sites[item.site]
+            message = f"{_FINDINGS[item.kind]}: {site.opcode}"
+            self.machine.findings.append(
+                Finding(
+                    site.kind, message, launch.kernel, tuple(item.block), item.thread, site.source, item.count
+                )
+            )
+
+    def _fault(self, launch: Launch, code: _Compiled, run: native.Run) -> SimFault:
+        item = run.fault
+        status = Status.TIMED_OUT if item.kind in (4, 5) else Status.CRASHED
+        where = f"kernel {launch.kernel}, block {tuple(item.block)}, thread {item.warp * 32 + item.lane}"
+        what = _FAULTS.get(item.kind, "fault")
+        if item.site < len(code.sites):
+            site = code.sites[item.site]
+            place = f"line {site.source}" if site.source else f"PTX line {site.line}"
+            where = f"{place}, {where}, {site.opcode}"
+        if item.kind in (1, 2):
+            what += f": {item.width} bytes at {self._place(item.address)}"
+        return SimFault(status, f"{what} ({where})")
+
+    def _place(self, address: int) -> str:
+        slot, offset = address >> SLOT_SHIFT, address & ((1 << SLOT_SHIFT) - 1)
+        if slot in (1, 2, 3):
+            return f"offset {offset} of {('shared', 'local', 'parameter')[slot - 1]} memory"
+        if slot in self.slots:
+            data, name, _ = self.slots[slot]
+            return f"offset {offset} of buffer {name} ({data.nbytes} bytes)"
+        if slot + 1 in self.slots and offset >> (SLOT_SHIFT - 1):  # a little before a buffer's start
+            return f"offset {offset - (1 << SLOT_SHIFT)} of buffer {self.slots[slot + 1][1]}"
+        return f"address {address:#x}, which is in no buffer"
+
+    def _counts(
+        self, launch: Launch, code: _Compiled, run: native.Run, blocks: np.ndarray, sites: ctypes.Array,
+        bitmaps: dict[int, tuple[np.ndarray, np.ndarray]], ran: int, total: int,
+    ) -> LaunchCounts:  # fmt: skip
+        executions, lanes = blocks[0::2], blocks[1::2]
+        mix: dict[str, int] = {}
+        active = branches = groups = loads = 0
+        for i, classes in enumerate(code.mix):
+            times = int(executions[i])
+            branches += times * code.branches[i]
+            active += int(lanes[i]) * sum(classes.values())
+            for name, number in classes.items():
+                mix[name] = mix.get(name, 0) + times * number
+            groups += times * len(code.loads[i])
+            loads += times * sum(code.loads[i])
+        tally: dict[tuple[str, str], list[int]] = {}
+        lines: dict[int, list[int]] = {}
+        for site, count in zip(code.sites, sites, strict=False):
+            space = "global" if site.space == "generic" else site.space
+            sums = tally.setdefault((site.kind, space), [0, 0, 0, 0])
+            for k, value in enumerate((count.requests, count.sectors, count.bytes, count.conflicts)):
+                sums[k] += value
+            if space == "global" and site.source and count.requests:
+                line = lines.setdefault(site.source, [0, 0])
+                line[0] += count.requests
+                line[1] += count.sectors
+
+        def of(kind: str, space: str) -> list[int]:
+            return tally.get((kind, space), [0, 0, 0, 0])
+
+        local = [a + b for a, b in zip(of("load", "local"), of("store", "local"), strict=True)]
+        atomic = [sum(value[k] for (kind, _), value in tally.items() if kind == "atomic") for k in range(4)]
+        footprint = {}
+        for index, address in enumerate(self.address):
+            read, written = bitmaps[address >> SLOT_SHIFT]
+            footprint[index] = (_bits(read), _bits(written))
+        return LaunchCounts(
+            launch.kernel, launch.grid, launch.block, int(run.shared_bytes), ran, total, mix, active, branches,
+            int(run.divergent_branches), int(run.barriers), *of("load", "global")[:3], *of("store", "global")[:3],
+            *of("load", "shared")[:2], *of("store", "shared")[:2], *local[:2], *atomic[:2], atomic[3],
+            0, footprint, int(run.max_warp), loads / groups if groups else 1.0,
+            tuple((line, *values) for line, values in sorted(lines.items())),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+def _bits(bitmap: np.ndarray) -> int:
+    return int(np.unpackbits(bitmap.view(np.uint8)).sum())

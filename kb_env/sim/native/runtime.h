@@ -1,0 +1,121 @@
+// State shared by the generated code and the runtime. Offsets of Warp are known to layout.py.
+//
+// Addresses that candidate code sees are virtual: bits 36 and up choose a slot, the rest is an
+// offset into it. No access reaches host memory except through resolve(), which checks slot and offset.
+#pragma once
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int8_t i8;
+typedef int16_t i16;
+typedef int32_t i32;
+typedef int64_t i64;
+
+enum { LANES = 32, SLOT_SHIFT = 36, SLOT_SHARED = 1, SLOT_LOCAL = 2, SLOT_PARAM = 3, SLOT_FIRST = 16, SLOTS = 4096 };
+enum { BARRIERS = 17 };  // 16 of the block, and the cluster's at 16
+enum FaultKind { OUT_OF_BOUNDS = 1, MISALIGNED, TRAP, BUDGET, DEADLOCK, BAD_BRANCH, UNSUPPORTED, ASSERTED };
+enum FindingKind { DIVERGENT_BARRIER = 1, ABSENT_LANE, MISSING_WAIT };
+
+struct Slot {
+    u8 *host;
+    u64 nbytes;
+    u64 *read;     // bitmap of 32-byte sectors, or null
+    u64 *written;
+    u64 writable;
+};
+
+struct Site {
+    u64 requests, sectors, bytes, conflicts;
+};
+
+struct Fault {
+    u32 kind, site, lane, warp, block[3], pad;
+    u64 address, width;
+};
+
+struct Finding {
+    u32 kind, site, block[3], thread;
+    u64 count;
+};
+
+struct Block;
+struct Warp;
+typedef u32 (*Kernel)(Warp *);
+
+struct Pending {  // an asynchronous copy that has not been waited for
+    u64 target;
+    u8 data[16];
+    u32 bytes, group, lane, pad;
+};
+
+struct Run {  // one launch
+    Slot slots[SLOTS];
+    Kernel kernel;
+    u8 *params;
+    u64 param_bytes;
+    u64 *block_counts;  // per basic block: executions, active lanes
+    Site *sites;
+    u64 register_bytes, local_bytes;
+    u32 grid[3], block[3], cluster[3];
+    u32 shared_static, shared_bytes;
+    u32 slots_used, zero_registers;
+    u64 budget, used;
+    u64 divergent_branches, barriers, max_warp;
+    u64 *picks;
+    u64 pick_count;
+    Fault fault;
+    Finding *findings;
+    u32 finding_count, finding_room;
+    char *text;
+    u64 text_used, text_room;
+    u64 lane_accesses;
+    u64 spare[8];
+    jmp_buf escape;
+};
+
+struct Block {
+    Run *run;
+    u8 *shared;
+    Warp **warps;
+    u32 index[3], warp_count, done, state;
+    u32 arrived[BARRIERS], expected[BARRIERS];
+    u32 red_count[BARRIERS], red_and[BARRIERS], red_or[BARRIERS];
+    u64 linear;
+};
+
+struct Warp {
+    u8 *registers;         // 0
+    u8 *params;            // 8
+    Run *run;              // 16
+    Block *block;          // 24
+    u64 executed;          // 32: warp instructions so far
+    u64 limit;             // 40: return at the next backward branch when executed is over it
+    u32 mask, live;        // 48, 52: running lanes, lanes that have not exited
+    u32 next_waiting;      // 56: lowest program counter of a lane that waits, or ~0
+    u32 index;             // 60
+    u32 pc[LANES];         // 64
+    u32 at_barrier;        // 192: lanes parked at a barrier
+    u32 barrier_result;    // 196
+    u32 pad0[14];
+    u32 tid[3][LANES];     // 256, 384, 512
+    u32 ctaid[3], nctaid[3], ntid[3], pad1[7];  // 640, 652, 664
+    u64 *block_counts;     // 704
+    u8 *local;             // 712
+    u32 shared_total;      // 720
+    u32 clusterid[3], nclusterid[3], cluster_ctaid[3], cluster_nctaid[3], cluster_rank, cluster_size, pad2;  // 724
+    u32 barrier_of[LANES];
+    u64 result[LANES];
+    Pending *pending;
+    u32 pending_count, pending_room, group_now, group_done[LANES];
+};
+
+[[noreturn]] void fault(Warp *warp, u32 kind, u32 lane, u32 site, u64 address, u64 width);
+void finding(Warp *warp, u32 kind, u32 lane, u32 site);
+u8 *reach(Warp *warp, u64 address, u64 width, u32 lane, u32 site, bool write);
+static inline u32 first_lane(u32 mask) { return (u32)__builtin_ctz(mask); }
