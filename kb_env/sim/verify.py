@@ -15,8 +15,18 @@ import numpy as np
 
 from kb_env.evaluators import Prepared
 from kb_env.sim.client import Client, Failure
-from kb_env.sim.wire import Job, Layout, Request, Response, close_all, freeze, memory_file, shared_map
-from kb_env.types import Case, Fault, Status, Task, Verification, digest
+from kb_env.sim.wire import (
+    HARNESS,
+    Job,
+    Layout,
+    Request,
+    Response,
+    close_all,
+    freeze,
+    memory_file,
+    shared_map,
+)
+from kb_env.types import Case, Fault, KbError, Status, Task, Verification, digest
 
 if TYPE_CHECKING:  # torch takes seconds to import: only where numbers are checked
     from torch import Tensor
@@ -119,6 +129,8 @@ def response_fault(response: Response | Failure, cases: Sequence[Case], stage: s
         return Fault(Status.CRASHED, stage, "the simulator process answered for other cases")
     if not failed:
         return None
+    if failed[0].status == HARNESS:
+        raise KbError(failed[0].message[:500])
     case = cases[len(names) - 1]
     allowed = (Status.CRASHED, Status.TIMED_OUT, Status.REFUSED, Status.WRONG)
     status = next((s for s in allowed if s.value == failed[0].status), Status.CRASHED)

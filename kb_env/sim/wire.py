@@ -23,6 +23,8 @@ from kb_env.sim.counts import LaunchCounts
 
 T = TypeVar("T")
 
+#: Status of a job that failed for the simulator's own fault.
+HARNESS = "HARNESS"
 MESSAGE_LIMIT = 256 << 20
 # Seals of Linux memory files, fcntl(2).
 SEAL_SEALS, SEAL_SIZE, SEAL_WRITE = 0x1, 0x2 | 0x4, 0x8

@@ -21,9 +21,11 @@ from collections import OrderedDict
 import numpy as np
 
 from kb_env.records import RecordError
+from kb_env.sim import native
 from kb_env.sim.counts import LaunchCounts
 from kb_env.sim.machine import Machine, SimFault
 from kb_env.sim.wire import (
+    HARNESS,
     Hello,
     Job,
     JobResult,
@@ -36,7 +38,7 @@ from kb_env.sim.wire import (
     send,
     shared_map,
 )
-from kb_env.types import Status, digest
+from kb_env.types import KbError, Status, digest
 
 ADDRESS_SPACE = 24 << 30
 #: Workspace beyond this many bytes starts as zeros instead of poison: filling it would take too long.
@@ -101,6 +103,8 @@ class Worker:
                 copy_out(job, memory, source, target)
         except SimFault as fault:
             status, message = fault.status.value, fault.message
+        except KbError as error:  # the simulator's own failure, which the parent raises
+            status, message = HARNESS, str(error)
         except MemoryError:
             status = Status.REFUSED.value
             message = f"the buffers do not fit the simulator's {ADDRESS_SPACE >> 30} GiB"
@@ -163,6 +167,7 @@ def copy_out(job: Job, memory: list[np.ndarray], source: mmap.mmap, target: mmap
 
 def main(arguments: list[str]) -> int:
     channel = socket.socket(fileno=int(arguments[0]))
+    native.load(native.default_cache())  # may compile: before the limits
     limit_self(int(arguments[1]))
     worker = Worker()
     send(channel, Hello(os.getpid()))
