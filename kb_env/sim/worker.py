@@ -103,7 +103,7 @@ class Worker:
                 copy_out(job, memory, source, target)
         except SimFault as fault:
             status, message = fault.status.value, fault.message
-        except KbError as error:  # the simulator's own failure, which the parent raises
+        except (KbError, RuntimeError) as error:  # the simulator's own failure (or LLVM's): the parent raises
             status, message = HARNESS, str(error)
         except MemoryError:
             status = Status.REFUSED.value
