@@ -10,7 +10,7 @@ EXTRAS := dev,rl$(if $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/d
 .PHONY: demo test lint types fast clean
 demo: $(STAMP)
 	$(BIN)/kb doctor
-	$(BIN)/kb run $(or $(TASK),softmax) --policy hillclimb --steps $(or $(STEPS),16) --out runs/demo
+	$(BIN)/kb run $(or $(TASK),transpose) --policy hillclimb --steps $(or $(STEPS),16) --out runs/demo
 
 test: lint types $(STAMP)
 	$(BIN)/python -m pytest

@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from kb_env.backends import explain
-from kb_env.build import find_nvcc
+from kb_env.build import toolchain
 from kb_env.sandbox import describe
+from kb_env.store import Store, default_store
 from kb_env.types import KbError
 
 
@@ -49,11 +51,12 @@ def compiler() -> Finding:
 
 def nvcc() -> Finding:
     try:
-        return Finding("nvcc", "ok", str(find_nvcc()))
+        found = toolchain()
     except KbError as error:
         return Finding(
             "nvcc", "missing", str(error), 'pip install "kb-env[nvcc]" or install the CUDA toolkit'
         )
+    return Finding("nvcc", "ok", f"{found.version} at {found.nvcc}")
 
 
 def gpu() -> Finding:
@@ -72,9 +75,8 @@ def gpu() -> Finding:
 
 def box() -> Finding:
     report = describe()
-    return Finding(
-        "sandbox", "ok" if not report.weaker else "weaker", report.summary, "; ".join(report.weaker)
-    )
+    state = "weaker" if report.weaker else "ok"
+    return Finding("sandbox", state, ", ".join(report.layers), "; ".join(report.weaker))
 
 
 def profiler() -> Finding:
@@ -86,7 +88,14 @@ def profiler() -> Finding:
     return Finding("ncu", "ok", found)
 
 
-CHECKS: tuple[Callable[[], Finding], ...] = (compiler, nvcc, gpu, profiler, box)
+def cache() -> Finding:
+    used = Store(default_store()).usage()
+    return Finding(
+        "build cache", "ok", f"{used.entries} entries, {used.nbytes / 1e6:.0f} MB in {used.folder}"
+    )
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (compiler, nvcc, gpu, profiler, box, cache)
 
 
 def main(args: Args) -> int:
@@ -95,7 +104,7 @@ def main(args: Args) -> int:
     table = Table("part", "state", "what was found", "remedy")
     for item in findings:
         table.add_row(item.name, item.state, item.fact, item.remedy)
-    Console(soft_wrap=True).print(table)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
     if args.json:
         print(
             json.dumps(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.syntax import Syntax
+from rich.text import Text
 
 from experiments.report import write_report
 from experiments.rollout import play
@@ -89,6 +89,13 @@ def result(episode: Episode, folder: Path, seconds: float) -> dict[str, Any]:
     }
 
 
+def show_diff(console: Console, diff: str) -> None:
+    """The diff with its added and removed lines coloured, never wrapped or cut."""
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    for line in diff.splitlines() or ["(no change)"]:
+        console.print(Text(line, styles.get(line[:1], "")))
+
+
 def main(args: Args) -> int:
     task = load_task(args.task)
     memory = Memory(args.memory) if args.memory is not None else None
@@ -121,7 +128,7 @@ def main(args: Args) -> int:
     folder.finish(episode)
     page = write_report(folder)
     facts = result(episode, folder.path, time.perf_counter() - started)
-    console.print(Syntax(unified_diff(episode) or "(no change)", "diff"))
+    show_diff(console, unified_diff(episode))
     console.print(footer(episode), highlight=False, markup=False)
     console.print(
         f"{episode.source}, {episode.trust}, {episode.device}; {len(episode.steps)} steps; report: {page}",

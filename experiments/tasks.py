@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -60,10 +61,13 @@ def main(args: Args) -> int:
     if args.admit is not None:
         return admit(args.admit, args.json)
     rows = [row(load_task(name)) for name in (args.names or tuple(builtin_names()))]
-    table = Table(*(rows[0] if rows else ("name",)))
-    for item in rows:
-        table.add_row(*(str(value) for value in item.values()))
-    Console(soft_wrap=True).print(table)
+    shown = [{key: str(value) for key, value in item.items() if key != "title"} for item in rows]
+    table = Table(box=None)
+    for key in shown[0] if shown else ("name",):
+        table.add_column(key, no_wrap=True)
+    for item in shown:
+        table.add_row(*item.values())
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
     if args.json:
         print(json.dumps({"tasks": rows}))
     return 0
