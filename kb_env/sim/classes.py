@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from kb_env.sim.ir import Block, arguments, results
 from kb_env.sim.ptx import Instr
 
@@ -27,7 +29,8 @@ def instruction_class(instr: Instr) -> str:
     if op == "cp":
         return "global_load" if mods[:2] in (("async", "ca"), ("async", "cg")) else "other"
     for names, answer in (
-        (_CONTROL, "control"), (_PREDICATE, "predicate"), (_TENSOR, "tensor"), (_BARRIER, "barrier"), ({"cvt"}, "convert"),
+        (_CONTROL, "control"), (_PREDICATE, "predicate"), (_TENSOR, "tensor"), (_BARRIER, "barrier"),
+        ({"cvt"}, "convert"),
     ):  # fmt: skip
         if op in names:
             return answer
@@ -43,6 +46,21 @@ def instruction_class(instr: Instr) -> str:
     return {"f32": "fp32", "f64": "fp64"}.get(
         kind, "other" if op in ("prefetch", "griddepcontrol") else "int"
     )
+
+
+_SHAPE = re.compile(r"^m(\d+)n(\d+)k(\d+)$")
+
+
+def tensor_macs(instr: Instr) -> int:
+    """Multiply-adds of one tensor-core instruction executed by one warp."""
+    if instr.op not in ("mma", "wmma", "wgmma") or (instr.op == "wmma" and instr.mods[0] != "mma"):
+        return 0
+    for mod in instr.mods:
+        match = _SHAPE.match(mod)
+        if match:
+            m, n, k = (int(group) for group in match.groups())
+            return m * n * k // (4 if instr.op == "wgmma" else 1)  # four warps share a wgmma
+    return 0
 
 
 def _memory_class(op: str, mods: tuple[str, ...]) -> str:

@@ -32,9 +32,13 @@ def scalar_capable(instr: Instr) -> bool:
             instr.mods[0] == "param"
             and instr.operands[1].kind == "mem"
             and instr.operands[1].value.kind == "name"
-        )  # type: ignore[attr-defined]
+        )
     if instr.op == "cvt":
         return not any(kind[0] == "f" for kind in instr.mods[-2:])
+    if instr.op in ("div", "rem") and instr.mods[-1] in ("s64", "u64"):
+        return False
+    if instr.op in ("addc", "subc", "madc") or "cc" in instr.mods:
+        return False  # the carry is kept as a vector
     if _DIRECTED & set(instr.mods):
         return False
     if instr.op == "mov":

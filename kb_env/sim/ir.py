@@ -77,11 +77,11 @@ def _names(operands: tuple[Op, ...]) -> list[str]:
     found: list[str] = []
     for op in operands:
         if op.kind == "reg":
-            found.append(op.value)  # type: ignore[arg-type]
+            found.append(op.value)
         elif op.kind in ("mem", "not"):
-            found += _names((op.value,))  # type: ignore[arg-type]
+            found += _names((op.value,))
         elif op.kind in ("vec", "pair"):
-            found += _names(op.value)  # type: ignore[arg-type]
+            found += _names(op.value)
     return found
 
 
@@ -157,13 +157,13 @@ class _Flattener:
     def object_access(self, item: Instr, frame: _Frame) -> bool:
         """ld.param or st.param of a call's argument: a move to or from a register of its own."""
         memory = item.operands[1 if item.op == "ld" else 0]
-        key = frame.object(memory.value)  # type: ignore[arg-type]
+        key = frame.object(memory.value)
         if key is None:
             return False
         kind = item.mods[-1]
         value = item.operands[0 if item.op == "ld" else 1]
         parts = value.value if value.kind == "vec" else (value,)
-        for index, part in enumerate(parts):  # type: ignore[arg-type]
+        for index, part in enumerate(parts):
             offset = memory.extra + index * TYPE_BYTES[kind]
             name = f"{key}+{offset}"
             width = f"b{8 * max(2, TYPE_BYTES[kind])}"
@@ -187,11 +187,11 @@ class _Flattener:
         self.instances += 1
         suffix = f"#{self.instances}"
         if name in ("vprintf", "__assertfail"):
-            keys = [frame.object(op) for op in ins]  # type: ignore[union-attr]
+            keys = [frame.object(op) for op in ins]
             values = tuple(Op("reg", f"{key}+0") for key in keys)
             op = "printf" if name == "vprintf" else "assertfail"
             self.code.append(Instr(op, (), values, guard, item.negated, item.line, item.source))
-            for out in outs:  # type: ignore[union-attr]
+            for out in outs:
                 register = self.fresh(f"{frame.object(out)}+0", "b32")
                 self.code.append(Instr("mov", ("u32",), (Op("reg", register), Op("int", 0))))
             return
@@ -199,7 +199,7 @@ class _Flattener:
         if callee is None or callee.entry:
             raise PtxError(f"PTX line {item.line}: call of {name}, which has no body here, is not supported")
         objects = {}
-        pairs = list(zip(callee.params, ins)) + list(zip(callee.returns, outs))  # type: ignore[call-overload]
+        pairs = list(zip(callee.params, ins, strict=False)) + list(zip(callee.returns, outs, strict=False))
         for variable, argument in pairs:
             key = frame.object(argument)
             if key is None:
@@ -247,9 +247,9 @@ class _Frame:
         if op.kind == "reg":
             return Op("reg", f"{op.value}{self.suffix}", op.extra)
         if op.kind in ("mem", "not"):
-            return Op(op.kind, self.rename(op.value, scope), op.extra)  # type: ignore[arg-type]
+            return Op(op.kind, self.rename(op.value, scope), op.extra)
         if op.kind in ("vec", "pair"):
-            return Op(op.kind, tuple(self.rename(item, scope) for item in op.value))  # type: ignore[attr-defined]
+            return Op(op.kind, tuple(self.rename(item, scope) for item in op.value))
         if op.kind == "name":
             name = str(op.value)
             if name in self.labels:
@@ -263,7 +263,8 @@ class _Frame:
 
 def _split(code: list[Instr | str], tables: dict[str, list[str]], kernel: str) -> list[Block]:
     """Cut flat code into blocks; labels become block numbers."""
-    blocks, where, fixes = [Block()], {}, []
+    blocks, where = [Block()], {}
+    fixes: list[tuple[Block, list[str]]] = []
 
     def start() -> int:
         blocks.append(Block())
@@ -325,9 +326,9 @@ def _shared_layout(flattener: _Flattener, module: Module) -> tuple[dict[str, int
         if op.kind == "name":
             used.add(str(op.value))
         elif op.kind in ("mem", "not"):
-            visit(op.value)  # type: ignore[arg-type]
+            visit(op.value)
         elif op.kind in ("vec", "pair"):
-            for item in op.value:  # type: ignore[attr-defined]
+            for item in op.value:
                 visit(item)
 
     for item in flattener.code:
@@ -337,14 +338,14 @@ def _shared_layout(flattener: _Flattener, module: Module) -> tuple[dict[str, int
     layout, size = {}, 0
     candidates = [*module.variables.values(), *flattener.variables.values()]
     shared = [item for item in candidates if item.space == "shared" and item.name in used]
-    for item in [one for one in shared if one.nbytes and not one.extern]:
-        start = -(-size // item.align) * item.align
-        layout[item.name] = start
-        size = start + item.nbytes
+    for one in [each for each in shared if each.nbytes and not each.extern]:
+        start = -(-size // one.align) * one.align
+        layout[one.name] = start
+        size = start + one.nbytes
     dynamic = [one for one in shared if one.extern or not one.nbytes]
     align = max((one.align for one in dynamic), default=1)
-    for item in dynamic:
-        layout[item.name] = -(-size // align) * align
+    for one in dynamic:
+        layout[one.name] = -(-size // align) * align
     return layout, -(-size // align) * align if dynamic else size
 
 

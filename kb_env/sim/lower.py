@@ -276,7 +276,7 @@ class Lowerer:
     def shaped(self, value: str, base: str, scalar: bool) -> str:
         return self.splat(value, base) if scalar and self.vector else value
 
-    def int(self, op: Op, kind: str) -> str:
+    def bits(self, op: Op, kind: str) -> str:
         """An operand as an integer as wide as the PTX type, in the current shape."""
         base = int_type(kind)
         if op.kind == "reg":
@@ -285,7 +285,7 @@ class Lowerer:
             value = self.shaped(self.raw(name), have, self.is_scalar(name))
             return self.resize(value, have, base, kind[0] == "s" and int(have[1:]) < int(base[1:]))
         if op.kind in ("int", "float"):
-            bits = int(op.value)  # type: ignore[call-overload]
+            bits = int(op.value)
             if op.kind == "float" and op.extra == 64 and base == "i32":
                 import struct
 
@@ -294,7 +294,7 @@ class Lowerer:
                 )[0]
             return self.const(base, bits)
         if op.kind == "not":
-            return self.op2("xor", base, self.int(op.value, kind), self.const(base, -1))  # type: ignore[arg-type]
+            return self.op2("xor", base, self.bits(op.value, kind), self.const(base, -1))
         if op.kind == "name":
             return self.special(str(op.value), base, op.extra)
         raise self.refuse(f"operand {op.kind}")
@@ -307,7 +307,7 @@ class Lowerer:
 
     def get(self, op: Op, kind: str) -> str:
         """An operand as a value of the PTX type (floats as LLVM floats), in the current shape."""
-        value = self.int(op, kind)
+        value = self.bits(op, kind)
         target = float_type(kind)
         if target is None:
             return value
@@ -317,7 +317,7 @@ class Lowerer:
         return self.cache[key]
 
     def pred(self, op: Op) -> str:
-        return self.int(op, "pred")
+        return self.bits(op, "pred")
 
     def put(self, op: Op, value: str, kind: str) -> None:
         """Write a result of the PTX type, in the current shape, under the guard."""
@@ -462,6 +462,7 @@ class Lowerer:
             self.block(number, block)
         body = self.lines
         cases = " ".join(f"i32 {number}, label %b{number}" for number in range(len(self.flat.blocks)))
+        arrivals = "".join(f", [ {value}, %{label} ]" for value, label in self.arrivals)
         head = [
             f"define i32 @{name}(ptr %w) {{",
             "entry:",
@@ -476,7 +477,7 @@ class Lowerer:
             "  %first = call i32 @kb_enter(ptr %w)",
             "  br label %dispatch",
             "dispatch:",
-            f"  %next = phi i32 [ %first, %entry ]{''.join(f', [ {value}, %{label} ]' for value, label in self.arrivals)}",
+            f"  %next = phi i32 [ %first, %entry ]{arrivals}",
             f"  switch i32 %next, label %leave [ {cases} ]",
             "leave:",
             "  ret i32 0",
@@ -623,7 +624,7 @@ class Lowerer:
 
     def _indexed(self, number: int, block: Block) -> None:
         assert block.ender is not None
-        index = self.spill("A", self.int(block.ender.operands[0], "u32"), "i32")
+        index = self.spill("A", self.bits(block.ender.operands[0], "u32"), "i32")
         self.write_back(number)
         self._start_tail(f"b{number}")
         table = f"@table.{len(self.tables)}.{self.flat.name}"
@@ -636,7 +637,8 @@ class Lowerer:
     def _barrier(self, number: int, block: Block) -> None:
         from kb_env.sim.lower_sync import barrier_arguments
 
-        arguments = barrier_arguments(self, block.ender, block.targets[0])  # type: ignore[arg-type]
+        assert block.ender is not None
+        arguments = barrier_arguments(self, block.ender, block.targets[0])
         self.write_back(number)
         self._start_tail(f"b{number}")
         value = self.runtime("kb_barrier", "i32", arguments)
@@ -645,4 +647,4 @@ class Lowerer:
 
 _WIDE = {"%clock64", "%globaltimer"}
 #: Scratch memory of a warp function for what runtime helpers read and write.
-_SCRATCH = {"A": 256, "B": 4096, "C": 4096, "D": 4096, "V": 8192}
+_SCRATCH = {"A": 256, "B": 4096, "C": 4096, "D": 4096, "V": 32768}

@@ -30,7 +30,7 @@ def cvt(low: Lowerer, instr: Instr) -> None:
 
 
 def _int_to_int(low: Lowerer, instr: Instr, target: str, source: str) -> None:
-    value = low.int(instr.operands[1], source)
+    value = low.bits(instr.operands[1], source)
     have, want = int_type(source), int_type(target)
     signed = source[0] == "s"
     if "sat" in instr.mods:
@@ -56,9 +56,9 @@ def load_float(low: Lowerer, instr: Instr, source: str) -> tuple[str, str]:
     """The source operand as an LLVM float in which it is exact."""
     op = instr.operands[1]
     if source == "f16":
-        return half_to_float(low, low.int(op, "b16")), "float"
+        return half_to_float(low, low.bits(op, "b16")), "float"
     if source == "bf16":
-        return bf16_to_float(low, low.int(op, "b16")), "float"
+        return bf16_to_float(low, low.bits(op, "b16")), "float"
     value, base = low.get(op, source), float_type(source) or ""
     return (flushed(low, value, base) if "ftz" in instr.mods else value), base
 
@@ -111,7 +111,7 @@ def _float_to_float(low: Lowerer, instr: Instr, target: str, source: str) -> Non
 
 
 def _int_to_float(low: Lowerer, instr: Instr, target: str, source: str) -> None:
-    value, base = low.int(instr.operands[1], source), int_type(source)
+    value, base = low.bits(instr.operands[1], source), int_type(source)
     opcode = "sitofp" if source[0] == "s" else "uitofp"
     mode = _mode(instr)
     if target == "f64" and (base != "i64" or not mode):
@@ -136,7 +136,8 @@ def _float_to_int(low: Lowerer, instr: Instr, target: str, source: str) -> None:
     whole = next((_WHOLE[mod] for mod in instr.mods if mod in _WHOLE), "trunc")
     value = low.call(whole, base, value)
     want = int_type(target)
-    name = f"llvm.fpto{'s' if target[0] == 's' else 'u'}i.sat.v{LANES}{want}.v{LANES}{'f32' if base == 'float' else 'f64'}"
+    suffix = "f32" if base == "float" else "f64"
+    name = f"llvm.fpto{'s' if target[0] == 's' else 'u'}i.sat.v{LANES}{want}.v{LANES}{suffix}"
     low.declared[name] = f"declare <{LANES} x {want}> @{name}(<{LANES} x {base}>)"
     low.put(
         instr.operands[0], low.emit(f"call <{LANES} x {want}> @{name}(<{LANES} x {base}> {value})"), target
@@ -144,7 +145,7 @@ def _float_to_int(low: Lowerer, instr: Instr, target: str, source: str) -> None:
 
 
 def _tf32(low: Lowerer, instr: Instr) -> None:
-    bits = low.int(instr.operands[1], "b32")
+    bits = low.bits(instr.operands[1], "b32")
     magnitude = low.op2("and", "i32", bits, low.const("i32", 0x7FFFFFFF))
     special = low.compare("uge", "i32", magnitude, low.const("i32", 0x7F800000))
     if "rna" in instr.mods:
@@ -168,15 +169,15 @@ def _packed(low: Lowerer, instr: Instr, target: str, source: str) -> None:
         high = low.op2("shl", "i32", halves[1], low.const("i32", 16))
         low.put(instr.operands[0], low.op2("or", "i32", halves[0], high), "b32")
     elif target in ("e4m3x2", "e5m2x2") and source == "f32":
-        low.spill("B", low.int(instr.operands[2], "b32"), "i32")
-        low.spill("C", low.int(instr.operands[1], "b32"), "i32")
+        low.spill("B", low.bits(instr.operands[2], "b32"), "i32")
+        low.spill("C", low.bits(instr.operands[1], "b32"), "i32")
         code = _PACKED[target] | relu << 4
         low.runtime(
             "kb_pack8", "void", [("ptr", "%B"), ("ptr", "%C"), ("ptr", "%V"), ("i32", str(int(code)))]
         )
         low.put(instr.operands[0], low.fetch("V", "i16"), "b16")
     elif target == "f16x2" and source in ("e4m3x2", "e5m2x2"):
-        low.spill("B", low.int(instr.operands[1], "b16"), "i16")
+        low.spill("B", low.bits(instr.operands[1], "b16"), "i16")
         code = _PACKED[source] | relu << 4
         low.runtime("kb_unpack8", "void", [("ptr", "%B"), ("ptr", "%V"), ("i32", str(int(code)))])
         low.put(instr.operands[0], low.fetch("V", "i32"), "b32")

@@ -53,9 +53,9 @@ def half_to_float(low: Lowerer, bits: str) -> str:
 def widened(low: Lowerer, kind: str, *operands: Op) -> tuple[str, ...]:
     """Operands as LLVM floats in which they are exact, after the type's name."""
     if kind == "f16":
-        return ("float", *(half_to_float(low, low.int(op, "b16")) for op in operands))
+        return ("float", *(half_to_float(low, low.bits(op, "b16")) for op in operands))
     if kind == "bf16":
-        return ("float", *(bf16_to_float(low, low.int(op, "b16")) for op in operands))
+        return ("float", *(bf16_to_float(low, low.bits(op, "b16")) for op in operands))
     base = float_type(kind)
     if base is None:
         raise low.refuse()
@@ -74,7 +74,7 @@ def packed_compare(low: Lowerer, instr: Instr) -> None:
     for shift in (0, 16):
         values = []
         for op in instr.operands[1:3]:
-            bits = low.op2("lshr", "i32", low.int(op, "b32"), low.const("i32", shift))
+            bits = low.op2("lshr", "i32", low.bits(op, "b32"), low.const("i32", shift))
             bits = low.cast("trunc", "i32", bits, "i16")
             values.append(half_to_float(low, bits) if kind == "f16x2" else bf16_to_float(low, bits))
         value = low.compare(predicate, "float", *values)
@@ -83,7 +83,7 @@ def packed_compare(low: Lowerer, instr: Instr) -> None:
             value = low.op2(combine, "i1", value, low.pred(instr.operands[3]))
         results.append(value)
     target = instr.operands[0]
-    for op, value in zip(target.value, results, strict=True):  # type: ignore[call-overload]
+    for op, value in zip(target.value, results, strict=True):
         low.put(op, value, "pred")
 
 
@@ -152,7 +152,7 @@ def _half(low: Lowerer, instr: Instr, kind: str) -> None:
     if instr.op in ("min", "max") and len(operands) > 2:
         raise low.refuse("three-operand half min/max")
     for area, op in zip("BCD", operands, strict=False):
-        low.spill(area, low.int(op, bits), int_type(bits))
+        low.spill(area, low.bits(op, bits), int_type(bits))
     flags = (
         ("sat" in instr.mods)
         | ("relu" in instr.mods) << 1
@@ -228,7 +228,7 @@ def copysign(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
     base = int_type(kind)
     top = 1 << (int(base[1:]) - 1)
-    a, b = low.int(instr.operands[1], kind), low.int(instr.operands[2], kind)
+    a, b = low.bits(instr.operands[1], kind), low.bits(instr.operands[2], kind)
     value = low.op2(
         "or",
         base,
@@ -242,7 +242,7 @@ def copysign(low: Lowerer, instr: Instr) -> None:
 def testp(low: Lowerer, instr: Instr) -> None:
     kind, what = instr.mods[-1], instr.mods[0]
     base, real = int_type(kind), float_type(kind) or ""
-    bits = low.int(instr.operands[1], kind)
+    bits = low.bits(instr.operands[1], kind)
     exponent = {"i32": 0x7F800000, "i64": 0x7FF0000000000000}[base]
     field = low.op2("and", base, bits, low.const(base, exponent))
     top = low.compare("eq", base, field, low.const(base, exponent))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kb_env.sim.lower import Lowerer, int_type, rule
 from kb_env.sim.ptx import TYPE_BYTES, Instr, Op
 
@@ -22,11 +24,11 @@ def mov(low: Lowerer, instr: Instr) -> None:
     target, source = instr.operands
     kind = instr.mods[-1]
     if target.kind == "vec":
-        _unpack(low, target.value, source, kind)  # type: ignore[arg-type]
+        _unpack(low, target.value, source, kind)
     elif source.kind == "vec":
-        _pack(low, target, source.value, kind)  # type: ignore[arg-type]
+        _pack(low, target, source.value, kind)
     else:
-        value = low.int(source, kind)
+        value = low.bits(source, kind)
         if instr.op == "pmov":
             kind = {"s8": "s8", "s16": "s16"}.get(kind, f"b{bits_of(kind)}")
         low.put(target, value, f"b{bits_of(kind)}" if is_float(kind) else kind)
@@ -34,7 +36,7 @@ def mov(low: Lowerer, instr: Instr) -> None:
 
 def _unpack(low: Lowerer, targets: tuple[Op, ...], source: Op, kind: str) -> None:
     whole, width = int_type(kind), bits_of(kind) // len(targets)
-    value = low.int(source, kind)
+    value = low.bits(source, kind)
     for position, target in enumerate(targets):
         part = low.op2("lshr", whole, value, low.const(whole, position * width)) if position else value
         low.put(target, low.cast("trunc", whole, part, f"i{width}"), f"b{width}")
@@ -44,7 +46,7 @@ def _pack(low: Lowerer, target: Op, sources: tuple[Op, ...], kind: str) -> None:
     whole, width = int_type(kind), bits_of(kind) // len(sources)
     total = ""
     for position, source in enumerate(sources):
-        part = low.cast("zext", f"i{width}", low.int(source, f"b{width}"), whole)
+        part = low.cast("zext", f"i{width}", low.bits(source, f"b{width}"), whole)
         if position:
             part = low.op2("shl", whole, part, low.const(whole, position * width))
         total = low.op2("or", whole, total, part) if total else part
@@ -55,7 +57,7 @@ def _pack(low: Lowerer, target: Op, sources: tuple[Op, ...], kind: str) -> None:
 def cvta(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
     base = int_type(kind)
-    value = low.int(instr.operands[1], kind)
+    value = low.bits(instr.operands[1], kind)
     space = next(
         (mod for mod in instr.mods if mod.split("::")[0] in ("shared", "local", "global", "const", "param")),
         "",
@@ -71,7 +73,7 @@ def cvta(low: Lowerer, instr: Instr) -> None:
 
 @rule("isspacep")
 def isspacep(low: Lowerer, instr: Instr) -> None:
-    slot = low.op2("lshr", "i64", low.int(instr.operands[1], "b64"), low.const("i64", 36))
+    slot = low.op2("lshr", "i64", low.bits(instr.operands[1], "b64"), low.const("i64", 36))
     space = instr.mods[0].split("::")[0]
     if space in ("shared", "local", "param"):
         value = low.compare("eq", "i64", slot, low.const("i64", {"shared": 1, "local": 2, "param": 3}[space]))
@@ -98,7 +100,7 @@ def add(low: Lowerer, instr: Instr) -> None:
         halves(low, instr, lambda a, b: low.op2(instr.op, "i16", a, b))
         return
     base = int_type(kind)
-    a, b = low.int(instr.operands[1], kind), low.int(instr.operands[2], kind)
+    a, b = low.bits(instr.operands[1], kind), low.bits(instr.operands[2], kind)
     opcode = "add" if instr.op.startswith("add") else "sub"
     if "sat" in instr.mods:
         low.put(instr.operands[0], low.call(f"s{opcode}.sat", base, a, b), kind)
@@ -119,15 +121,15 @@ def add(low: Lowerer, instr: Instr) -> None:
     low.put(instr.operands[0], value, kind)
 
 
-def halves(low: Lowerer, instr: Instr, apply: object) -> None:
+def halves(low: Lowerer, instr: Instr, apply: Callable[..., str]) -> None:
     """A packed pair of 16-bit integers: the operation on each half."""
     parts = []
     for shift in (0, 16):
         values = []
         for op in instr.operands[1:]:
-            value = low.op2("lshr", "i32", low.int(op, "b32"), low.const("i32", shift))
+            value = low.op2("lshr", "i32", low.bits(op, "b32"), low.const("i32", shift))
             values.append(low.cast("trunc", "i32", value, "i16"))
-        parts.append(low.cast("zext", "i16", apply(*values), "i32"))  # type: ignore[operator]
+        parts.append(low.cast("zext", "i16", apply(*values), "i32"))
     high = low.op2("shl", "i32", parts[1], low.const("i32", 16))
     low.put(instr.operands[0], low.op2("or", "i32", parts[0], high), "b32")
 
@@ -135,7 +137,7 @@ def halves(low: Lowerer, instr: Instr, apply: object) -> None:
 def product(low: Lowerer, instr: Instr, kind: str) -> tuple[str, str]:
     """The product that a mul or mad forms, and its PTX type."""
     base, signed = int_type(kind), kind[0] == "s"
-    a, b = low.int(instr.operands[1], kind), low.int(instr.operands[2], kind)
+    a, b = low.bits(instr.operands[1], kind), low.bits(instr.operands[2], kind)
     extend = "sext" if signed else "zext"
     if "wide" in instr.mods:
         wide = f"i{2 * int(base[1:])}"
@@ -192,7 +194,7 @@ def mad(low: Lowerer, instr: Instr) -> None:
         return
     value, kind = product(low, instr, kind)
     base = int_type(kind)
-    c = low.int(instr.operands[3], kind)
+    c = low.bits(instr.operands[3], kind)
     if "sat" in instr.mods:
         low.put(instr.operands[0], low.call("sadd.sat", base, value, c), kind)
         return
@@ -215,7 +217,7 @@ def divide(low: Lowerer, instr: Instr) -> None:
 
         arithmetic(low, instr)
         return
-    a, b = low.int(instr.operands[1], kind), low.int(instr.operands[2], kind)
+    a, b = low.bits(instr.operands[1], kind), low.bits(instr.operands[2], kind)
     if bits_of(kind) == 64:
         low.spill("B", a, "i64"), low.spill("C", b, "i64")
         code = (1 if instr.op == "rem" else 0) | (2 if kind[0] == "s" else 0)
@@ -241,7 +243,7 @@ def divide(low: Lowerer, instr: Instr) -> None:
 @rule("and", "or", "xor")
 def logic(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
-    a, b = (low.int(op, kind) for op in instr.operands[1:3])
+    a, b = (low.bits(op, kind) for op in instr.operands[1:3])
     low.put(instr.operands[0], low.op2(instr.op, int_type(kind), a, b), kind)
 
 
@@ -250,7 +252,7 @@ def invert(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
     base = int_type(kind)
     low.put(
-        instr.operands[0], low.op2("xor", base, low.int(instr.operands[1], kind), low.const(base, -1)), kind
+        instr.operands[0], low.op2("xor", base, low.bits(instr.operands[1], kind), low.const(base, -1)), kind
     )
 
 
@@ -258,7 +260,7 @@ def invert(low: Lowerer, instr: Instr) -> None:
 def cnot(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
     base = int_type(kind)
-    zero = low.compare("eq", base, low.int(instr.operands[1], kind), low.const(base, 0))
+    zero = low.compare("eq", base, low.bits(instr.operands[1], kind), low.const(base, 0))
     low.put(instr.operands[0], low.cast("zext", "i1", zero, base), kind)
 
 
@@ -266,13 +268,13 @@ def shifted(low: Lowerer, base: str, value: str, amount: Op, opcode: str) -> str
     """A shift whose amount may exceed the width: then zeros, or the sign."""
     width = int(base[1:])
     if amount.kind == "int":
-        count = int(amount.value) & 0xFFFFFFFF  # type: ignore[call-overload]
+        count = int(amount.value) & 0xFFFFFFFF
         if count >= width:
             if opcode != "ashr":
                 return low.const(base, 0)
             count = width - 1
         return low.op2(opcode, base, value, low.const(base, count))
-    count32 = low.int(amount, "u32")
+    count32 = low.bits(amount, "u32")
     inside = low.compare("ult", "i32", count32, low.const("i32", width))
     if opcode == "ashr":
         clamped = low.choose(inside, "i32", count32, low.const("i32", width - 1))
@@ -286,14 +288,14 @@ def shifted(low: Lowerer, base: str, value: str, amount: Op, opcode: str) -> str
 def shift(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
     opcode = "shl" if instr.op == "shl" else "ashr" if kind[0] == "s" else "lshr"
-    value = low.int(instr.operands[1], kind)
+    value = low.bits(instr.operands[1], kind)
     low.put(instr.operands[0], shifted(low, int_type(kind), value, instr.operands[2], opcode), kind)
 
 
 @rule("shf")
 def funnel(low: Lowerer, instr: Instr) -> None:
-    a, b = low.int(instr.operands[1], "b32"), low.int(instr.operands[2], "b32")
-    count = low.int(instr.operands[3], "u32")
+    a, b = low.bits(instr.operands[1], "b32"), low.bits(instr.operands[2], "b32")
+    count = low.bits(instr.operands[3], "u32")
     if "clamp" in instr.mods:
         over = low.compare("ugt", "i32", count, low.const("i32", 32))
         count = low.choose(over, "i32", low.const("i32", 32), count)
@@ -323,7 +325,7 @@ def extreme(low: Lowerer, instr: Instr) -> None:
         halves(low, instr, lambda a, b: low.call(f"{kind[0].replace('u', 'u')}{instr.op}", "i16", a, b))
         return
     base = int_type(kind)
-    a, b = low.int(instr.operands[1], kind), low.int(instr.operands[2], kind)
+    a, b = low.bits(instr.operands[1], kind), low.bits(instr.operands[2], kind)
     value = low.call(f"{'s' if kind[0] == 's' else 'u'}{instr.op}", base, a, b)
     if "relu" in instr.mods:
         value = low.call("smax", base, value, low.const(base, 0))
@@ -339,7 +341,7 @@ def sign(low: Lowerer, instr: Instr) -> None:
         float_sign(low, instr)
         return
     base = int_type(kind)
-    value = low.int(instr.operands[1], kind)
+    value = low.bits(instr.operands[1], kind)
     negative = low.op2("sub", base, low.const(base, 0), value)
     if instr.op == "abs":
         negative = low.choose(low.compare("slt", base, value, low.const(base, 0)), base, negative, value)
@@ -350,7 +352,7 @@ def sign(low: Lowerer, instr: Instr) -> None:
 def sad(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
     base = int_type(kind)
-    a, b, c = (low.int(op, kind) for op in instr.operands[1:4])
+    a, b, c = (low.bits(op, kind) for op in instr.operands[1:4])
     less = low.compare("slt" if kind[0] == "s" else "ult", base, a, b)
     distance = low.choose(less, base, low.op2("sub", base, b, a), low.op2("sub", base, a, b))
     low.put(instr.operands[0], low.op2("add", base, distance, c), kind)
@@ -360,7 +362,7 @@ def sad(low: Lowerer, instr: Instr) -> None:
 def count(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
     base = int_type(kind)
-    value = low.int(instr.operands[1], kind)
+    value = low.bits(instr.operands[1], kind)
     if instr.op == "brev":
         low.put(instr.operands[0], low.call("bitreverse", base, value), kind)
         return
@@ -376,7 +378,7 @@ def count(low: Lowerer, instr: Instr) -> None:
 def bfind(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
     base, width = int_type(kind), bits_of(kind)
-    value = low.int(instr.operands[1], kind)
+    value = low.bits(instr.operands[1], kind)
     if kind[0] == "s":
         negative = low.compare("slt", base, value, low.const(base, 0))
         value = low.choose(negative, base, low.op2("xor", base, value, low.const(base, -1)), value)
@@ -391,10 +393,10 @@ def bfind(low: Lowerer, instr: Instr) -> None:
 def bfe(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
     base, width = int_type(kind), bits_of(kind)
-    value = low.int(instr.operands[1], kind)
+    value = low.bits(instr.operands[1], kind)
     byte = low.const("i32", 255)
-    start = low.op2("and", "i32", low.int(instr.operands[2], "u32"), byte)
-    length = low.op2("and", "i32", low.int(instr.operands[3], "u32"), byte)
+    start = low.op2("and", "i32", low.bits(instr.operands[2], "u32"), byte)
+    length = low.op2("and", "i32", low.bits(instr.operands[3], "u32"), byte)
     full = low.const("i32", width)
     start = low.call("umin", "i32", start, full)
     length = low.call("umin", "i32", length, full)
@@ -419,10 +421,10 @@ def bfe(low: Lowerer, instr: Instr) -> None:
 def bfi(low: Lowerer, instr: Instr) -> None:
     kind = instr.mods[-1]
     base, width = int_type(kind), bits_of(kind)
-    a, b = low.int(instr.operands[1], kind), low.int(instr.operands[2], kind)
+    a, b = low.bits(instr.operands[1], kind), low.bits(instr.operands[2], kind)
     byte = low.const("i32", 255)
-    start = low.op2("and", "i32", low.int(instr.operands[3], "u32"), byte)
-    length = low.op2("and", "i32", low.int(instr.operands[4], "u32"), byte)
+    start = low.op2("and", "i32", low.bits(instr.operands[3], "u32"), byte)
+    length = low.op2("and", "i32", low.bits(instr.operands[4], "u32"), byte)
     length = low.call("umin", "i32", length, low.const("i32", width))
     empty = low.compare("eq", "i32", length, low.const("i32", 0))
     outside = low.compare("uge", "i32", start, low.const("i32", width))
@@ -440,8 +442,8 @@ def bfi(low: Lowerer, instr: Instr) -> None:
 @rule("lop3")
 def lop3(low: Lowerer, instr: Instr) -> None:
     """Any function of three bits: for a = 1 and a = 0 a function of two, muxed by a."""
-    a, b, c = (low.int(op, "b32") for op in instr.operands[1:4])
-    table = int(instr.operands[4].value)  # type: ignore[call-overload]
+    a, b, c = (low.bits(op, "b32") for op in instr.operands[1:4])
+    table = int(instr.operands[4].value)
     ones, zeros = _two_input(low, table >> 4, b, c), _two_input(low, table & 15, b, c)
     inverse = low.op2("xor", "i32", a, low.const("i32", -1))
     value = low.op2("or", "i32", low.op2("and", "i32", a, ones), low.op2("and", "i32", inverse, zeros))
@@ -464,15 +466,15 @@ def _two_input(low: Lowerer, table: int, b: str, c: str) -> str:
 
 @rule("prmt")
 def prmt(low: Lowerer, instr: Instr) -> None:
-    a, b = low.int(instr.operands[1], "b32"), low.int(instr.operands[2], "b32")
+    a, b = low.bits(instr.operands[1], "b32"), low.bits(instr.operands[2], "b32")
     selector = instr.operands[3]
     mode = {"f4e": 1, "b4e": 2, "rc8": 3, "ecl": 4, "ecr": 5, "rc16": 6}.get(
         instr.mods[0] if instr.mods else "", 0
     )
-    if mode == 0 and selector.kind == "int" and not int(selector.value) & 0x8888:  # type: ignore[call-overload]
+    if mode == 0 and selector.kind == "int" and not int(selector.value) & 0x8888:
         total = low.const("i32", 0)
         for position in range(4):
-            pick = int(selector.value) >> (4 * position) & 7  # type: ignore[call-overload]
+            pick = int(selector.value) >> (4 * position) & 7
             source, move = (a if pick < 4 else b), 8 * (position - (pick & 3))
             if move:
                 source = low.op2("shl" if move > 0 else "lshr", "i32", source, low.const("i32", abs(move)))
@@ -481,7 +483,7 @@ def prmt(low: Lowerer, instr: Instr) -> None:
             )
         low.put(instr.operands[0], total, "b32")
         return
-    low.spill("B", a, "i32"), low.spill("C", b, "i32"), low.spill("D", low.int(selector, "b32"), "i32")
+    low.spill("B", a, "i32"), low.spill("C", b, "i32"), low.spill("D", low.bits(selector, "b32"), "i32")
     low.runtime(
         "kb_prmt", "void", [("ptr", "%B"), ("ptr", "%C"), ("ptr", "%D"), ("ptr", "%V"), ("i32", str(mode))]
     )
@@ -492,7 +494,7 @@ def prmt(low: Lowerer, instr: Instr) -> None:
 def dot(low: Lowerer, instr: Instr) -> None:
     left, right = instr.mods[-2], instr.mods[-1]
     for area, op in zip("BCD", instr.operands[1:4], strict=True):
-        low.spill(area, low.int(op, "b32"), "i32")
+        low.spill(area, low.bits(op, "b32"), "i32")
     code = (left[0] == "s") | (right[0] == "s") << 1 | (instr.op == "dp2a") << 2 | ("hi" in instr.mods) << 3
     low.runtime(
         "kb_dot",
@@ -505,7 +507,7 @@ def dot(low: Lowerer, instr: Instr) -> None:
 @rule("fns")
 def fns(low: Lowerer, instr: Instr) -> None:
     for area, op in zip("BCD", instr.operands[1:4], strict=True):
-        low.spill(area, low.int(op, "b32"), "i32")
+        low.spill(area, low.bits(op, "b32"), "i32")
     low.runtime("kb_fns", "void", [("ptr", "%B"), ("ptr", "%C"), ("ptr", "%D"), ("ptr", "%V")])
     low.put(instr.operands[0], low.fetch("V", "i32"), "b32")
 
@@ -535,7 +537,7 @@ def comparison(low: Lowerer, name: str, kind: str, a: Op, b: Op, flush: bool) ->
     predicate = {"eq": "eq", "ne": "ne"}.get(name) or _UNSIGNED.get(name)
     if predicate is None:
         predicate = ("s" if kind[0] == "s" else "u") + name
-    return low.compare(predicate, base, low.int(a, kind), low.int(b, kind))
+    return low.compare(predicate, base, low.bits(a, kind), low.bits(b, kind))
 
 
 @rule("setp")
@@ -557,8 +559,8 @@ def setp(low: Lowerer, instr: Instr) -> None:
         value = low.op2(combine, "i1", value, other)
         inverse = low.op2(combine, "i1", inverse, other) if inverse else None
     if target.kind == "pair":
-        low.put(target.value[0], value, "pred")  # type: ignore[index]
-        low.put(target.value[1], inverse or "", "pred")  # type: ignore[index]
+        low.put(target.value[0], value, "pred")
+        low.put(target.value[1], inverse or "", "pred")
     else:
         low.put(target, value, "pred")
 
@@ -584,7 +586,7 @@ def set_(low: Lowerer, instr: Instr) -> None:
 @rule("selp")
 def selp(low: Lowerer, instr: Instr) -> None:
     kind = f"b{bits_of(instr.mods[-1])}"
-    a, b = low.int(instr.operands[1], kind), low.int(instr.operands[2], kind)
+    a, b = low.bits(instr.operands[1], kind), low.bits(instr.operands[2], kind)
     low.put(instr.operands[0], low.choose(low.pred(instr.operands[3]), int_type(kind), a, b), kind)
 
 
@@ -592,8 +594,8 @@ def selp(low: Lowerer, instr: Instr) -> None:
 def slct(low: Lowerer, instr: Instr) -> None:
     kind, decide = f"b{bits_of(instr.mods[-2])}", instr.mods[-1]
     a, b, c = (
-        low.int(instr.operands[1], kind),
-        low.int(instr.operands[2], kind),
+        low.bits(instr.operands[1], kind),
+        low.bits(instr.operands[2], kind),
         low.get(instr.operands[3], decide),
     )
     if decide == "f32":

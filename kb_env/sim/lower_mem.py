@@ -24,17 +24,13 @@ def address(low: Lowerer, op: Op, space: str) -> tuple[str, str]:
     """An address operand as a vector, and its LLVM element type (i32 in shared space)."""
     low.vector = True
     base, offset = (op.value, op.extra) if op.kind == "mem" else (op, 0)
-    if base.kind == "name":  # type: ignore[union-attr]
-        value = low.symbol(str(base.value)) + base.extra + offset  # type: ignore[union-attr]
-        if space == "param":
-            value += SLOT_PARAM << SLOT_SHIFT
-        return low.const("i32" if space == "shared" else "i64", value), "i32" if space == "shared" else "i64"
-    if base.kind == "int":  # type: ignore[union-attr]
-        kind = "i32" if space == "shared" else "i64"
-        return low.const(kind, int(base.value) + offset), kind  # type: ignore[union-attr,call-overload]
-    have = low.base_of(str(base.value))  # type: ignore[union-attr]
-    kind = "u32" if have == "i32" else "u64"
-    value = low.int(base, kind)  # type: ignore[arg-type]
+    width = "i32" if space == "shared" else "i64"
+    if base.kind in ("name", "int"):
+        number = int(base.value) if base.kind == "int" else low.symbol(str(base.value)) + base.extra
+        number += offset + ((SLOT_PARAM << SLOT_SHIFT) if space == "param" else 0)
+        return low.const(width, number), width
+    kind = "u32" if low.base_of(str(base.value)) == "i32" else "u64"
+    value = low.bits(base, kind)
     if offset:
         value = low.op2("add", int_type(kind), value, low.const(int_type(kind), offset))
     if space == "shared" and kind == "u64":
@@ -46,7 +42,7 @@ def address(low: Lowerer, op: Op, space: str) -> tuple[str, str]:
         value = low.cast("zext", "i32", value, "i64")
     if space == "param":
         value = low.op2("or", "i64", value, low.const("i64", SLOT_PARAM << SLOT_SHIFT))
-    return value, "i32" if space == "shared" else "i64"
+    return value, width
 
 
 def shape_of(instr: Instr) -> tuple[str, int]:
@@ -70,7 +66,7 @@ def load(low: Lowerer, instr: Instr) -> None:
     target, source = instr.operands[0], instr.operands[1]
     if kind == "b128":
         raise low.refuse("128-bit scalars")
-    if space == "param" and source.value.kind == "name":  # type: ignore[attr-defined]
+    if space == "param" and source.value.kind == "name":
         _parameter(low, target, source, kind)
         return
     name, arguments = access(low, instr, "load", space, source)
@@ -79,7 +75,7 @@ def load(low: Lowerer, instr: Instr) -> None:
     site = low.site("load", space)
     low.runtime(name, "void", [*arguments, ("ptr", "%V"), ("i32", str(site)), ("i32", str(shape))])
     base = f"i{8 * size}"
-    for position, part in enumerate(target.value if target.kind == "vec" else (target,)):  # type: ignore[arg-type]
+    for position, part in enumerate(target.value if target.kind == "vec" else (target,)):
         if part.kind == "sink":
             continue
         low.put(part, low.fetch("V", base, position), kind if kind[0] in "su" else f"b{8 * size}")
@@ -87,12 +83,12 @@ def load(low: Lowerer, instr: Instr) -> None:
 
 def _parameter(low: Lowerer, target: Op, source: Op, kind: str) -> None:
     """A kernel parameter at a fixed offset: the same for all lanes."""
-    offset = low.symbol(str(source.value.value)) + source.extra  # type: ignore[attr-defined]
+    offset = low.symbol(str(source.value.value)) + source.extra
     total = sum(item.nbytes + item.align for item in low.flat.params)
     size = TYPE_BYTES[kind]
     params = low.emit("getelementptr i8, ptr %w, i64 8")
     params = low.emit(f"load ptr, ptr {params}, align 8")
-    for position, part in enumerate(target.value if target.kind == "vec" else (target,)):  # type: ignore[arg-type]
+    for position, part in enumerate(target.value if target.kind == "vec" else (target,)):
         where = offset + position * size
         if where < 0 or where + size > total:
             raise low.refuse("parameter out of range")
@@ -116,8 +112,8 @@ def store(low: Lowerer, instr: Instr) -> None:
     size = TYPE_BYTES[kind]
     name, arguments = access(low, instr, "store", space, instr.operands[0])
     source = instr.operands[1]
-    for position, part in enumerate(source.value if source.kind == "vec" else (source,)):  # type: ignore[arg-type]
-        low.spill("V", low.int(part, f"b{8 * size}"), f"i{8 * size}", position)
+    for position, part in enumerate(source.value if source.kind == "vec" else (source,)):
+        low.spill("V", low.bits(part, f"b{8 * size}"), f"i{8 * size}", position)
     site = low.site("store", space)
     low.runtime(
         name, "void",

@@ -36,11 +36,11 @@ def _uniform(low: Lowerer, op: Op) -> str:
         return str(op.value)
     if op.kind == "reg" and low.is_scalar(str(op.value)):
         keep, low.vector = low.vector, False
-        value = low.int(op, "u32")
+        value = low.bits(op, "u32")
         low.vector = keep
         return value
     low.vector = True
-    value = low.int(op, "u32")
+    value = low.bits(op, "u32")
     low.declared["llvm.cttz.i32"] = "declare i32 @llvm.cttz.i32(i32, i1)"
     lane = low.emit(f"call i32 @llvm.cttz.i32(i32 {low.mask_name()}, i1 true)")
     return low.emit(f"extractelement <{LANES} x i32> {value}, i32 {lane}")

@@ -29,7 +29,7 @@ def shuffle(low: Lowerer, instr: Instr) -> None:
     low.vector = True
     target, value, amount, clamp = instr.operands[:4]
     for area, op in (("B", value), ("C", amount), ("D", clamp)):
-        low.spill(area, low.int(op, "b32"), "i32")
+        low.spill(area, low.bits(op, "b32"), "i32")
     mode = next(_SHUFFLE[mod] for mod in instr.mods if mod in _SHUFFLE)
     low.runtime(
         "kb_shfl", "void",
@@ -38,7 +38,7 @@ def shuffle(low: Lowerer, instr: Instr) -> None:
     )  # fmt: skip
     result = low.fetch("V", "i32")
     if target.kind == "pair":
-        first, second = target.value  # type: ignore[misc]
+        first, second = target.value
         low.put(second, bits_predicate(low, low.emit("load i32, ptr %A, align 4")), "pred")
         target = first
     low.put(target, result, "b32")
@@ -59,7 +59,7 @@ def vote(low: Lowerer, instr: Instr) -> None:
 def match(low: Lowerer, instr: Instr) -> None:
     low.vector = True
     kind, target = instr.mods[-1], instr.operands[0]
-    value = low.resize(low.int(instr.operands[1], kind), int_type(kind), "i64")
+    value = low.resize(low.bits(instr.operands[1], kind), int_type(kind), "i64")
     low.spill("B", value, "i64")
     everyone = "all" in instr.mods
     low.runtime(
@@ -67,7 +67,7 @@ def match(low: Lowerer, instr: Instr) -> None:
         [("ptr", "%B"), ("i32", low.active()), ("ptr", "%V"), ("i32", str(int(everyone))), ("ptr", "%A")],
     )  # fmt: skip
     if target.kind == "pair":
-        first, second = target.value  # type: ignore[misc]
+        first, second = target.value
         same = low.emit(f"trunc i32 {low.emit('load i32, ptr %A, align 4')} to i1")
         low.put(second, low.splat(same, "i1"), "pred")
         target = first
@@ -81,8 +81,8 @@ def redux(low: Lowerer, instr: Instr) -> None:
     operation = next((_ATOMIC[mod] for mod in instr.mods if mod in _ATOMIC), None)
     if operation is None or kind not in ("s32", "u32", "b32"):
         raise low.refuse()
-    low.spill("B", low.int(instr.operands[1], "b32"), "i32")
-    low.spill("C", low.int(instr.operands[2], "b32"), "i32")
+    low.spill("B", low.bits(instr.operands[1], "b32"), "i32")
+    low.spill("C", low.bits(instr.operands[2], "b32"), "i32")
     low.runtime(
         "kb_redux", "void",
         [("ptr", "%B"), ("ptr", "%C"), ("i32", low.active()), ("ptr", "%V"), ("i32", str(operation)),
@@ -98,7 +98,7 @@ def elect(low: Lowerer, instr: Instr) -> None:
     active = low.active()
     lowest = low.emit(f"and i32 {active}, {low.emit(f'sub i32 0, {active}')}")
     target = instr.operands[0]
-    first, second = target.value if target.kind == "pair" else (Op("sink", None), target)  # type: ignore[misc]
+    first, second = target.value if target.kind == "pair" else (Op("sink", None), target)
     low.declared["llvm.cttz.i32"] = "declare i32 @llvm.cttz.i32(i32, i1)"
     low.put(first, low.splat(low.emit(f"call i32 @llvm.cttz.i32(i32 {active}, i1 false)"), "i32"), "b32")
     low.put(second, bits_predicate(low, lowest), "pred")
@@ -134,7 +134,7 @@ def atomic(low: Lowerer, instr: Instr) -> None:
         [("ptr", "%w"), ("ptr", "%A"), ("i32", low.active()), ("ptr", "%B"), other, out,
          ("i32", str(low.site("atomic", space))), ("i32", str(code))],
     )  # fmt: skip
-    for position, part in enumerate(target.value if target.kind == "vec" else (target,)):  # type: ignore[arg-type]
+    for position, part in enumerate(target.value if target.kind == "vec" else (target,)):
         if part.kind != "sink":
             low.put(part, low.cast("trunc", "i64", low.fetch("V", "i64", position), f"i{8 * size}") if size < 8
                     else low.fetch("V", "i64", position), f"b{8 * size}")  # fmt: skip
@@ -143,17 +143,17 @@ def atomic(low: Lowerer, instr: Instr) -> None:
 def _spill_wide(low: Lowerer, area: str, op: Op, size: int) -> int:
     """Spill the parts of a value as 64-bit words; returns how many there are."""
     parts = op.value if op.kind == "vec" else (op,)
-    for position, part in enumerate(parts):  # type: ignore[arg-type]
-        value = low.resize(low.int(part, f"b{8 * size}"), f"i{8 * size}", "i64")
+    for position, part in enumerate(parts):
+        value = low.resize(low.bits(part, f"b{8 * size}"), f"i{8 * size}", "i64")
         low.spill(area, value, "i64", position)
-    return len(parts)  # type: ignore[arg-type]
+    return len(parts)
 
 
 @rule("printf")
 def printf(low: Lowerer, instr: Instr) -> None:
     low.vector = True
-    low.spill("B", low.int(instr.operands[0], "b64"), "i64")
-    low.spill("C", low.int(instr.operands[1], "b64"), "i64")
+    low.spill("B", low.bits(instr.operands[0], "b64"), "i64")
+    low.spill("C", low.bits(instr.operands[1], "b64"), "i64")
     low.runtime(
         "kb_printf", "void",
         [("ptr", "%w"), ("ptr", "%B"), ("ptr", "%C"), ("i32", low.active()), ("i32", str(low.site("printf")))],

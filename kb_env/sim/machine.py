@@ -15,8 +15,18 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from kb_env.plan import Copy, Fill, Launch, LaunchPlan
-from kb_env.sim import lower_cvt, lower_float, lower_int, lower_mem, lower_sync, lower_warp, native
-from kb_env.sim.classes import instruction_class, loads_in_flight
+from kb_env.sim import (
+    lower_async,
+    lower_cvt,
+    lower_float,
+    lower_int,
+    lower_matrix,
+    lower_mem,
+    lower_sync,
+    lower_warp,
+    native,
+)
+from kb_env.sim.classes import instruction_class, loads_in_flight, tensor_macs
 from kb_env.sim.counts import LaunchCounts
 from kb_env.sim.flow import analyse, order_blocks
 from kb_env.sim.ir import Flat, flatten
@@ -25,13 +35,15 @@ from kb_env.sim.ptx import Function, PtxError, Variable, parse
 from kb_env.types import KbError, Status
 
 #: Instruction families the engine has rules for.
-LOWERINGS = (lower_int, lower_float, lower_cvt, lower_mem, lower_sync, lower_warp)
+LOWERINGS = (lower_int, lower_float, lower_cvt, lower_mem, lower_sync, lower_warp, lower_async, lower_matrix)
 DEFAULT_BUDGET = 2_000_000_000
 RESIDENT_BLOCKS = 256
 _FIRST_SLOT = 16
 _FAULTS = {
-    1: "access out of bounds", 2: "misaligned access", 3: "trap", 4: "instruction budget used up (does the kernel end?)",
-    5: "deadlock: threads wait at a barrier that the others never reach", 6: "branch index or barrier number out of range",
+    1: "access out of bounds", 2: "misaligned access", 3: "trap",
+    4: "instruction budget used up (does the kernel end?)",
+    5: "deadlock: threads wait at a barrier that the others never reach",
+    6: "branch index or barrier number out of range",
     7: "unsupported", 8: "assertion failed",
 }  # fmt: skip
 _FINDINGS = {
@@ -83,6 +95,7 @@ class _Compiled:
     mix: list[dict[str, int]]
     loads: list[list[int]]
     branches: list[int]
+    macs: list[int]  # tensor multiply-adds of each block
     address: int = 0
     engine: object = None
 
@@ -153,9 +166,12 @@ class Machine:
                     classes[name] = classes.get(name, 0) + 1
                 mix.append(classes)
                 loads.append(loads_in_flight(block))
+            macs = [sum(tensor_macs(item) for item in block.instrs) for block in flat.blocks]
             branches = [int(block.end in ("branch", "brx")) for block in flat.blocks]
             text = "\n".join([body, *low.declared.values(), '!0 = !{!"branch_weights", i32 1, i32 100000}'])
-            done = _Compiled(flat, sites, low.register_bytes, bool(flow.live_in[0]), mix, loads, branches)
+            done = _Compiled(
+                flat, sites, low.register_bytes, bool(flow.live_in[0]), mix, loads, branches, macs
+            )
             done.engine, done.address = self._native(text, list(low.declared))
             self._compiled[kernel] = done
         return self._compiled[kernel]
@@ -298,9 +314,9 @@ class _Session:
         block = np.zeros(total + 64, dtype=np.uint8)
         for offset, data in zip(offsets, launch.parameters, strict=True):
             block[offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
-        for item in launch.pointers:
-            where = offsets[item.parameter] + item.offset
-            value = (self.address[item.buffer] + item.addend) & ((1 << 64) - 1)
+        for pointer in launch.pointers:
+            where = offsets[pointer.parameter] + pointer.offset
+            value = (self.address[pointer.buffer] + pointer.addend) & ((1 << 64) - 1)
             block[where : where + 8] = np.frombuffer(value.to_bytes(8, "little"), dtype=np.uint8)
         return block
 
@@ -421,13 +437,40 @@ class _Session:
         for index, address in enumerate(self.address):
             read, written = bitmaps[address >> SLOT_SHIFT]
             footprint[index] = (_bits(read), _bits(written))
+        load, store = of("load", "global"), of("store", "global")
         return LaunchCounts(
-            launch.kernel, launch.grid, launch.block, int(run.shared_bytes), ran, total, mix, active, branches,
-            int(run.divergent_branches), int(run.barriers), *of("load", "global")[:3], *of("store", "global")[:3],
-            *of("load", "shared")[:2], *of("store", "shared")[:2], *local[:2], *atomic[:2], atomic[3],
-            0, footprint, int(run.max_warp), loads / groups if groups else 1.0,
-            tuple((line, *values) for line, values in sorted(lines.items())),  # type: ignore[arg-type]
-        )  # fmt: skip
+            kernel=launch.kernel,
+            grid=launch.grid,
+            block=launch.block,
+            shared_bytes=int(run.shared_bytes),
+            blocks_run=ran,
+            blocks_total=total,
+            warp_instructions=mix,
+            active_lanes=active,
+            branches=branches,
+            divergent_branches=int(run.divergent_branches),
+            barriers=int(run.barriers),
+            global_load_requests=load[0],
+            global_load_sectors=load[1],
+            global_load_bytes=load[2],
+            global_store_requests=store[0],
+            global_store_sectors=store[1],
+            global_store_bytes=store[2],
+            shared_load_requests=of("load", "shared")[0],
+            shared_load_wavefronts=of("load", "shared")[1],
+            shared_store_requests=of("store", "shared")[0],
+            shared_store_wavefronts=of("store", "shared")[1],
+            local_requests=local[0],
+            local_sectors=local[1],
+            atomic_requests=atomic[0],
+            atomic_sectors=atomic[1],
+            atomic_conflicts=atomic[3],
+            tensor_macs=sum(int(executions[i]) * code.macs[i] for i in range(len(code.macs))),
+            footprint=footprint,
+            max_warp_instructions=int(run.max_warp),
+            loads_in_flight=loads / groups if groups else 1.0,
+            lines=tuple((line, values[0], values[1]) for line, values in sorted(lines.items())),
+        )
 
 
 def _bits(bitmap: np.ndarray) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kb_env.types import KbError
 
@@ -37,7 +37,7 @@ class Op(NamedTuple):
     """
 
     kind: str
-    value: object
+    value: Any
     extra: int = 0
 
 
@@ -300,7 +300,7 @@ class _Parser:
                 bits = number.value
                 if number.kind == "float" and size == 4 and number.extra == 64:
                     raise self.error(position, "a 64-bit float initialises a 32-bit variable")
-                data += (int(bits) & ((1 << 8 * size) - 1)).to_bytes(size, "little")  # type: ignore[call-overload]
+                data += (int(bits) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
                 continue
             match = re.match(r"^(?:generic\s*\(\s*)?([\w$]+)\s*\)?\s*(?:\+\s*(\d+))?$", item)
             if not match or size != 8:
@@ -399,11 +399,11 @@ class _Parser:
                 tuple(parts[1:]),
                 operands,
                 name,
-                bool(guard and guard.group(1)),  # type: ignore[arg-type]
+                bool(guard and guard.group(1)),
                 self.line(position),
                 self.source,
                 self.path,
-            )  # fmt: skip
+            )
         )
 
     def resolve(self, name: str) -> str | None:

@@ -10,7 +10,7 @@ static inline u32 bits_of(float v) { u32 b; memcpy(&b, &v, 4); return b; }
 
 // A double rounded to a float format with `ebits` exponent and `mbits` mantissa bits. mode: 0 nearest even,
 // 1 toward zero, 2 down, 3 up, 4 nearest away. `sticky` says that the true value lies a little further from zero.
-static u32 pack_float(double value, u32 ebits, u32 mbits, u32 mode, bool satfinite) {
+u32 pack_float(double value, u32 ebits, u32 mbits, u32 mode, bool satfinite) {
     u64 b = bits_of(value);
     u32 sign = (u32)(b >> 63), width = ebits + mbits;
     i32 exponent = (i32)(b >> 52 & 0x7ff);
@@ -40,7 +40,7 @@ static u32 pack_float(double value, u32 ebits, u32 mbits, u32 mode, bool satfini
     return sign << width | out;
 }
 
-static double unpack_float(u32 bits, u32 ebits, u32 mbits) {
+double unpack_float(u32 bits, u32 ebits, u32 mbits) {
     u32 sign = bits >> (ebits + mbits) & 1, e = bits >> mbits & ((1u << ebits) - 1), m = bits & ((1u << mbits) - 1);
     i32 bias = (1 << (ebits - 1)) - 1;
     double v;

@@ -76,14 +76,8 @@ static u32 count_sectors(const u64 *sector, u32 mask, u64 *bitmap) {
     return distinct(sector, mask, [=](u64 v) { mark(bitmap, v); });
 }
 
-struct Reached {
-    u8 *base;
-    u64 offset[LANES];  // from base; inactive lanes repeat the first active one's
-    u32 pattern;        // 1: lane i at i * width, 2: all equal, 0: other
-};
-
 // Checks a request to global memory and counts its sectors.
-static void reach_global(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site, bool write, bool counted, Reached &out) {
+void reach_global(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site, bool write, bool counted, Reached &out) {
     Run *run = warp->run;
     Site &tally = run->sites[site];
     u32 first = first_lane(mask);
@@ -196,7 +190,7 @@ u32 wavefronts(const u32 *offset, u32 mask, u32 width) {
     return total;
 }
 
-static void reach_shared(Warp *warp, const u32 *address, u32 mask, u32 width, u32 site, Reached &out) {
+void reach_shared(Warp *warp, const u32 *address, u32 mask, u32 width, u32 site, Reached &out) {
     Run *run = warp->run;
     Site &tally = run->sites[site];
     u32 first = first_lane(mask), origin = address[first], odd = 0, farthest = 0;
@@ -239,7 +233,7 @@ static void reach_local(Warp *warp, const u64 *address, u32 mask, u32 width, u32
     tally.sectors += count_sectors(sector, mask, nullptr) * (width > 4 ? width / 4 : 1);
 }
 
-static void reach_generic(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site, bool write, Reached &out) {
+void reach_generic(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site, bool write, Reached &out) {
     u32 spaces = 0;
     for (u32 i = 0; i < LANES; i++) {
         if (!(mask >> i & 1)) continue;

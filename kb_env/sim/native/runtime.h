@@ -115,6 +115,23 @@ struct Warp {
     u32 pending_count, pending_room, group_now, group_done[LANES];
 };
 
+struct Reached {  // where the lanes of a request go
+    u8 *base;
+    u64 offset[LANES];  // from base; inactive lanes repeat the first active one's
+    u32 pattern;        // 1: lane i at i * width, 2: all equal, 0: see offset
+};
+
+static inline u8 *lane_address(const Reached &at, u32 lane, u32 width) {
+    return at.base + (at.pattern == 1 ? (u64)lane * width : at.pattern == 2 ? 0 : at.offset[lane]);
+}
+
+void reach_global(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site, bool write, bool counted, Reached &out);
+void reach_shared(Warp *warp, const u32 *address, u32 mask, u32 width, u32 site, Reached &out);
+void reach_generic(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site, bool write, Reached &out);
+u32 wavefronts(const u32 *offset, u32 mask, u32 width);
+u32 pack_float(double value, u32 ebits, u32 mbits, u32 mode, bool satfinite);
+double unpack_float(u32 bits, u32 ebits, u32 mbits);
+void complete(Warp *warp, u32 keep);
 [[noreturn]] void fault(Warp *warp, u32 kind, u32 lane, u32 site, u64 address, u64 width);
 void finding(Warp *warp, u32 kind, u32 lane, u32 site);
 u8 *reach(Warp *warp, u64 address, u64 width, u32 lane, u32 site, bool write);
