@@ -516,7 +516,15 @@ class Lowerer:
             raise self.refuse("uniform result of a vector operation")
         try:
             emit(self, instr)
-        except (IndexError, KeyError, AttributeError, TypeError) as error:
+        except (
+            IndexError,
+            KeyError,
+            AttributeError,
+            TypeError,
+            ValueError,
+            StopIteration,
+            AssertionError,
+        ) as error:
             raise self.refuse(f"operands not understood ({type(error).__name__} {error})") from error
 
     def _count(self, number: int, length: int) -> None:

@@ -186,7 +186,12 @@ class Machine:
                     raise KbError(f"the simulator's runtime has no function {name}") from None
                 llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
         name, features = native.host()
-        module = llvm.parse_assembly(text)
+        try:
+            module = llvm.parse_assembly(text)
+        except RuntimeError as error:  # a fault of the lowering: this program cannot be run
+            raise SimFault(
+                Status.REFUSED, f"the engine could not translate the kernel: {str(error)[:300]}"
+            ) from error
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=name, features=features, opt=1, jit=True
         )
@@ -394,11 +399,11 @@ class _Session:
         slot, offset = address >> SLOT_SHIFT, address & ((1 << SLOT_SHIFT) - 1)
         if slot in (1, 2, 3):
             return f"offset {offset} of {('shared', 'local', 'parameter')[slot - 1]} memory"
+        if slot + 1 in self.slots and offset >> (SLOT_SHIFT - 1):  # a little before a buffer's start
+            return f"offset {offset - (1 << SLOT_SHIFT)} of buffer {self.slots[slot + 1][1]}"
         if slot in self.slots:
             data, name, _ = self.slots[slot]
             return f"offset {offset} of buffer {name} ({data.nbytes} bytes)"
-        if slot + 1 in self.slots and offset >> (SLOT_SHIFT - 1):  # a little before a buffer's start
-            return f"offset {offset - (1 << SLOT_SHIFT)} of buffer {self.slots[slot + 1][1]}"
         return f"address {address:#x}, which is in no buffer"
 
     def _counts(

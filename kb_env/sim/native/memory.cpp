@@ -76,6 +76,41 @@ static u32 count_sectors(const u64 *sector, u32 mask, u64 *bitmap) {
     return distinct(sector, mask, [=](u64 v) { mark(bitmap, v); });
 }
 
+static void mark_range(u64 *bitmap, u64 low, u64 high) {
+    if (low >> 6 == high >> 6)
+        bitmap[low >> 6] |= (high - low == 63 ? ~0ull : (1ull << (high - low + 1)) - 1) << (low & 63);
+    else
+        for (u64 s = low; s <= high; s++) mark(bitmap, s);
+}
+
+// Whether 16 addresses follow one another (1), are equal (0), or neither (-1).
+template <class T> static i32 half_pattern(const T *address, u32 width) {
+    T line = 0, equal = 0;
+    for (u32 i = 0; i < 16; i++) line |= address[i] ^ (T)(address[0] + i * width), equal |= address[i] ^ address[0];
+    return !equal ? 0 : !line ? 1 : -1;
+}
+
+// A full warp whose half-warps are each contiguous or uniform, as blocks of 16 columns make them.
+static bool reach_halves(Run *run, Site &tally, const u64 *address, u32 width, u64 slot, bool write, bool counted, Reached &out) {
+    if (slot >= SLOTS || slot < SLOT_PARAM) return false;
+    Slot &target = run->slots[slot];
+    if (write && !target.writable) return false;
+    u64 low[2], high[2];
+    for (u32 h = 0; h < 2; h++) {
+        i32 step = half_pattern(address + 16 * h, width);
+        u64 offset = address[16 * h] - (slot << SLOT_SHIFT), span = step == 1 ? 16 * (u64)width : width;
+        if (step < 0 || offset > target.nbytes || offset + span > target.nbytes || (offset & (width - 1))) return false;
+        out.half[h] = target.host + offset, out.step[h] = (u32)step;
+        low[h] = offset >> 5, high[h] = (offset + span - 1) >> 5;
+    }
+    u64 *bitmap = counted ? (write ? target.written : target.read) : nullptr;
+    if (bitmap) mark_range(bitmap, low[0], high[0]), mark_range(bitmap, low[1], high[1]);
+    u64 first = low[0] > low[1] ? low[0] : low[1], last = high[0] < high[1] ? high[0] : high[1];
+    tally.sectors += high[0] - low[0] + high[1] - low[1] + 2 - (last >= first ? last - first + 1 : 0);
+    out.base = nullptr, out.pattern = 3;
+    return true;
+}
+
 // Checks a request to global memory and counts its sectors.
 void reach_global(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site, bool write, bool counted, Reached &out) {
     Run *run = warp->run;
@@ -95,16 +130,14 @@ void reach_global(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site,
             tally.sectors += high - low + 1;
             u64 *bitmap = write ? target.written : target.read;
             if (bitmap && counted) {
-                if (low >> 6 == high >> 6)
-                    bitmap[low >> 6] |= (high - low == 63 ? ~0ull : (1ull << (high - low + 1)) - 1) << (low & 63);
-                else
-                    for (u64 s = low; s <= high; s++) mark(bitmap, s);
+                mark_range(bitmap, low, high);
             }
             out.base = target.host + offset;
             out.pattern = line ? 2 : 1;
             return;
         }
     }
+    if (mask == ~0u && reach_halves(run, tally, address, width, slot, write, counted, out)) return;
     u64 odd = 0, foreign = 0, farthest = 0;
     for (u32 i = 0; i < LANES; i++) {
         u64 here = (mask >> i & 1) ? address[i] : origin;
@@ -213,7 +246,22 @@ void reach_shared(Warp *warp, const u32 *address, u32 mask, u32 width, u32 site,
     if (out.pattern) out.base += here[0];
     tally.requests++;
     tally.bytes += (u64)width * (u32)__builtin_popcount(mask);
-    tally.sectors += width == 4 && (out.pattern) ? 1 : wavefronts(here, mask, width);
+    if (width == 4 && out.pattern) {
+        tally.sectors++;
+        return;
+    }
+    if (width == 4 && mask == ~0u) {
+        i32 first_step = half_pattern(here, 4), second_step = half_pattern(here + 16, 4);
+        if (first_step >= 0 && second_step >= 0) {
+            out.pattern = 3, out.step[0] = (u32)first_step, out.step[1] = (u32)second_step;
+            out.half[0] = out.base + here[0], out.half[1] = out.base + here[16];
+            if (here[0] == here[16] || (!first_step && !second_step)) {
+                tally.sectors += here[0] != here[16] && !((here[0] ^ here[16]) >> 2 & 31) ? 2 : 1;
+                return;
+            }
+        }
+    }
+    tally.sectors += wavefronts(here, mask, width);
 }
 
 static void reach_local(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site, Reached &out) {
@@ -286,6 +334,19 @@ template <class T, int COUNT> static void gather(const Reached &at, void *values
         const T *in = (const T *)at.base;
         for (u32 k = 0; k < COUNT; k++)
             for (u32 i = 0; i < LANES; i++) out[k * LANES + i] = in[k];
+    } else if (at.pattern == 3) {
+        for (u32 h = 0; h < 2; h++) {
+            const T *in = (const T *)at.half[h];
+            for (u32 k = 0; k < COUNT; k++) {
+                T *to = out + k * LANES + 16 * h;
+                if (!at.step[h])
+                    for (u32 i = 0; i < 16; i++) to[i] = in[k];
+                else if (COUNT == 1)
+                    memcpy(to, in, sizeof(T) * 16);
+                else
+                    for (u32 i = 0; i < 16; i++) to[i] = in[i * COUNT + k];
+            }
+        }
     } else {
         for (u32 i = 0; i < LANES; i++) {
             const T *in = (const T *)(at.base + at.offset[i]);
@@ -307,8 +368,7 @@ template <class T, int COUNT> static void scatter(const Reached &at, const void 
     }
     for (; mask; mask &= mask - 1) {
         u32 i = first_lane(mask);
-        u64 offset = at.pattern == 1 ? i * sizeof(T) * COUNT : at.pattern == 2 ? 0 : at.offset[i];
-        T *out = (T *)(at.base + offset);
+        T *out = (T *)lane_address(at, i, sizeof(T) * COUNT);
         for (u32 k = 0; k < COUNT; k++) out[k] = in[k * LANES + i];
     }
 }

@@ -118,10 +118,13 @@ struct Warp {
 struct Reached {  // where the lanes of a request go
     u8 *base;
     u64 offset[LANES];  // from base; inactive lanes repeat the first active one's
-    u32 pattern;        // 1: lane i at i * width, 2: all equal, 0: see offset
+    u32 pattern;        // 1: lane i at i * width, 2: all equal, 3: each half-warp one of these, 0: see offset
+    u8 *half[2];        // pattern 3: where each half starts,
+    u32 step[2];        // and 1 if its lanes follow one another, 0 if they are equal
 };
 
 static inline u8 *lane_address(const Reached &at, u32 lane, u32 width) {
+    if (at.pattern == 3) return at.half[lane >> 4] + (at.step[lane >> 4] ? (u64)(lane & 15) * width : 0);
     return at.base + (at.pattern == 1 ? (u64)lane * width : at.pattern == 2 ? 0 : at.offset[lane]);
 }
 
