@@ -432,13 +432,20 @@ class Lowerer:
 
     def spill(self, area: str, value: str, base: str, element: int = 0) -> str:
         """Store a vector to scratch memory for a runtime helper; returns its address."""
+        self._room(area, base, element)
         address = f"%{area}"
         if element:
             address = self.emit(f"getelementptr i8, ptr %{area}, i64 {element * LANES * int(base[1:]) // 8}")
         self.do(f"store <{LANES} x {base}> {value}, ptr {address}, align 64")
         return address
 
+    def _room(self, area: str, base: str, element: int) -> None:
+        """Scratch memory is finite: an instruction with more registers than any real one has is refused."""
+        if (element + 1) * LANES * int(base[1:]) // 8 > _SCRATCH[area]:
+            raise self.refuse("too many registers")
+
     def fetch(self, area: str, base: str, element: int = 0) -> str:
+        self._room(area, base, element)
         address = f"%{area}"
         if element:
             address = self.emit(f"getelementptr i8, ptr %{area}, i64 {element * LANES * int(base[1:]) // 8}")

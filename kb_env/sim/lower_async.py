@@ -30,6 +30,8 @@ def copy(low: Lowerer, instr: Instr) -> None:
 
 def _element_copy(low: Lowerer, instr: Instr) -> None:
     target, source, width = instr.operands[:3]
+    if width.kind != "int" or int(width.value) not in (4, 8, 16):
+        raise low.refuse("copy size")
     where, base = address(low, target, "shared")
     low.spill("A", where, base)
     low.spill("B", address(low, source, "global")[0], "i64")

@@ -54,6 +54,10 @@ def mma(low: Lowerer, instr: Instr) -> None:
     if columns != 8 or rows not in (8, 16) or "sp" in instr.mods or "row" not in instr.mods:
         raise low.refuse("shape")
     d_type, a_type, b_type, c_type = element_types(low, instr, 4)
+    sizes = len(b), len(c), len(result)
+    results = tuple(rows * 8 * (2 if kind == "f16" else 4) // 128 for kind in (c_type, d_type))
+    if sizes != (depth * 8 * _BYTES[b_type] // 128, *results) or depth > 64:
+        raise low.refuse("fragment sizes")
     if len(a) != rows * depth * _BYTES[a_type] // 128 or (rows == 8 and a_type in ("f16",)):
         raise low.refuse("fragment sizes")
     for area, ops in (("B", a), ("C", b), ("D", c)):
@@ -81,6 +85,8 @@ def matrix(low: Lowerer, instr: Instr) -> None:
     low.spill("A", where, base)
     if not loading:
         spill_all(low, "V", registers)
+    if len(registers) not in (1, 2, 4):
+        raise low.refuse("matrix count")
     code = len(registers) | ("trans" in instr.mods) << 8 | (not loading) << 9
     site = low.site("load" if loading else "store", "shared")
     arguments = [("ptr", "%w"), ("ptr", "%A"), ("i32", low.active()), ("ptr", "%V")]
@@ -190,7 +196,13 @@ def wgmma(low: Lowerer, instr: Instr) -> None:
         raise low.refuse()
     d_type, a_type, b_type = kinds
     operands = list(instr.operands)
+    if columns > 256 or columns % 8 or depth not in (8, 16, 32):
+        raise low.refuse("shape")
     result, a, b, add = parts(operands[0]), operands[1], operands[2], operands[3]
+    if len(result) != columns * (1 if d_type == "f16" else 2) // 4 or (a.kind == "vec" and len(a.value) != 4):
+        raise low.refuse("fragment sizes")
+    if depth * _BYTES[a_type] != 32 or _BYTES[b_type] != _BYTES[a_type]:
+        raise low.refuse("element types")
     signs = [int(op.value) for op in operands[4:]]
     negate = sum((value < 0) << position for position, value in enumerate(signs[:2]))
     turns = signs[2:] if a.kind != "vec" else [0, *signs[2:]]

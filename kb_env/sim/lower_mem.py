@@ -69,6 +69,8 @@ def load(low: Lowerer, instr: Instr) -> None:
     if space == "param" and source.value.kind == "name":
         _parameter(low, target, source, kind)
         return
+    if len(target.value if target.kind == "vec" else (target,)) != count:
+        raise low.refuse("vector size")
     name, arguments = access(low, instr, "load", space, source)
     size = TYPE_BYTES[kind]
     shape = size.bit_length() - 1 | count << 8
@@ -84,7 +86,7 @@ def load(low: Lowerer, instr: Instr) -> None:
 def _parameter(low: Lowerer, target: Op, source: Op, kind: str) -> None:
     """A kernel parameter at a fixed offset: the same for all lanes."""
     offset = low.symbol(str(source.value.value)) + source.extra
-    total = sum(item.nbytes + item.align for item in low.flat.params)
+    total = max((low.parameters[item.name] + item.nbytes for item in low.flat.params), default=0)
     size = TYPE_BYTES[kind]
     params = low.emit("getelementptr i8, ptr %w, i64 8")
     params = low.emit(f"load ptr, ptr {params}, align 8")
@@ -112,6 +114,8 @@ def store(low: Lowerer, instr: Instr) -> None:
     size = TYPE_BYTES[kind]
     name, arguments = access(low, instr, "store", space, instr.operands[0])
     source = instr.operands[1]
+    if len(source.value if source.kind == "vec" else (source,)) != count:
+        raise low.refuse("vector size")
     for position, part in enumerate(source.value if source.kind == "vec" else (source,)):
         low.spill("V", low.bits(part, f"b{8 * size}"), f"i{8 * size}", position)
     site = low.site("store", space)

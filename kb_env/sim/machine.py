@@ -37,6 +37,8 @@ from kb_env.types import KbError, Status
 #: Instruction families the engine has rules for.
 LOWERINGS = (lower_int, lower_float, lower_cvt, lower_mem, lower_sync, lower_warp, lower_async, lower_matrix)
 DEFAULT_BUDGET = 2_000_000_000
+#: What the largest GPUs allow a block and a thread, in bytes.
+MAX_SHARED, MAX_LOCAL = 232_448, 524_288
 RESIDENT_BLOCKS = 256
 _FIRST_SLOT = 16
 _FAULTS = {
@@ -355,6 +357,12 @@ class _Session:
         run.grid, run.block = (native.u32 * 3)(*launch.grid), (native.u32 * 3)(*launch.block)
         run.cluster = (native.u32 * 3)(*(launch.cluster or (1, 1, 1)))
         run.shared_bytes = code.flat.shared_bytes + launch.shared_bytes
+        if run.shared_bytes > MAX_SHARED or code.flat.local_bytes > MAX_LOCAL:
+            raise SimFault(
+                Status.CRASHED,
+                f"kernel {launch.kernel} asks for {run.shared_bytes} bytes of shared memory (at most {MAX_SHARED}) "
+                f"and {code.flat.local_bytes} of local memory a thread (at most {MAX_LOCAL})",
+            )
         run.budget = budget
         total = launch.grid[0] * launch.grid[1] * launch.grid[2]
         picks = pick_blocks(total, sample) if sample is not None and sample < total else []

@@ -280,6 +280,8 @@ class _Parser:
             size *= int(dimension) if dimension else 0
         if size > MAX_VARIABLE_BYTES:
             raise self.error(position, f"variable {match.group('name')} of {size} bytes is too large")
+        if align and int(align.group(1)) not in [1 << bit for bit in range(11)]:
+            raise self.error(position, f"alignment of {match.group('name')} is not a power of two up to 1024")
         data, addresses = self.initial(match.group("init"), TYPE_BYTES[kind], kind, position)
         if len(data) > size:
             if match.group("dims"):

@@ -177,7 +177,10 @@ void kb_printf(Warp *warp, const u64 *format, const u64 *arguments, u32 mask, u3
                 c = (char)*reach(warp, at, 1, i, site, false);
                 if (c == 'l' || c == 'z' || c == 'j') { wide = true; continue; }
                 if (c == 'h') continue;
-                if ((c >= '0' && c <= '9') || c == '.' || c == '-' || c == '+' || c == ' ' || c == '#') {
+                bool digit = c >= '0' && c <= '9';
+                if (digit && n > 2 && spec[n - 1] >= '0' && spec[n - 1] <= '9' && spec[n - 2] >= '0' && spec[n - 2] <= '9')
+                    continue;  // a width over 99 would only cost time
+                if (digit || c == '.' || c == '-' || c == '+' || c == ' ' || c == '#') {
                     spec[n++] = c;
                     continue;
                 }
