@@ -74,8 +74,11 @@ class Crew:
                 error = failure
                 continue
             self._facts = runner.ready.device
-            return runner
-        raise KbError(f"GPU {self.index} cannot be used: {error}") from error
+            if runner.alive():  # its greeting may have outlived it
+                return runner
+            runner.kill()
+        told = error or "its runners die while they wait"
+        raise KbError(f"GPU {self.index} cannot be used: {told}") from error
 
     def oracle(self) -> Worker:
         self.start_ahead()

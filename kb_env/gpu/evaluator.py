@@ -115,12 +115,11 @@ class GpuEvaluator:
         """One measurement; a second one if the runner was lost before the candidate came near it."""
         seconds = dict(prepared.seconds)
         health: dict[str, float | str] = {}
-        with phase(seconds, "start"):
-            oracle = self._crew.oracle()
         if not self._controlled:
             with phase(seconds, "control"):
                 health |= self._control(baseline)
         with phase(seconds, "start"):
+            oracle = self._crew.oracle()  # after the control, which may have lost one
             runner = self._crew.runner()
             self._crew.start_ahead()
         health |= self._health("before", runner, oracle)

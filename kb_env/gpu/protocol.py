@@ -312,8 +312,8 @@ class Channel:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise ChannelTimeout
-            self._connection.settimeout(left)
             try:
+                self._connection.settimeout(left)
                 data = self._connection.recv(1 << 20)
             except TimeoutError as error:
                 raise ChannelTimeout from error
