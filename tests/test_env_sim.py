@@ -36,7 +36,7 @@ def test_gymnasium_accepts_the_simulated_environment(store: Path) -> None:
 
 
 def test_an_episode_on_the_simulator_and_its_replay(store: Path, tmp_path: Path) -> None:
-    right = next(iter(solutions(TASK, "right").values())).text
+    right = solutions(TASK, "right")["registers"].text
     actions = [
         diff_action(TASK.source, TASK.source.replace("constexpr int BLOCK", "// note\nconstexpr int BLOCK")),
         fence(right),
