@@ -420,13 +420,3 @@ class Episode:
     best_high: float | None = None
     #: why the episode ended: submitted, steps, budget, fault: CODE, or running
     ended: str = "running"
-
-
-@dataclass(frozen=True)
-class Recollection:
-    """A remembered step and how similar its situation is (cosine, -1 to 1)."""
-
-    record: StepRecord
-    similarity: float
-    task: str = ""
-    device: str = ""
