@@ -114,6 +114,12 @@ class Elf:
                 name = _VOLATILE.sub(b"", section.name.encode())
                 for part in (name, str(section.size).encode(), section.data):
                     state.update(struct.pack("<Q", len(part)) + part)
+        # Code refers to variables by the number of their symbol: where that symbol lies belongs to it.
+        for number, symbol in enumerate(self.symbols):
+            place = self.sections[symbol.section].name if symbol.section < len(self.sections) else ""
+            if place.startswith((".nv.global", ".nv.constant", ".nv.shared")):
+                place = _VOLATILE.sub(b"", place.encode()).decode()
+                state.update(f"{number} {place} {symbol.value} {symbol.size}\0".encode())
         return state.hexdigest()[:32]
 
 

@@ -30,7 +30,7 @@ from kb_env.types import Argument, Case, Fault, KbError, Status, Task, digest
 
 _STUB = Path(__file__).parent / "stub"
 #: Raised whenever what a recording means changes.
-RECORD_SCHEMA = 1
+RECORD_SCHEMA = 2
 RECORD_SECONDS = 10.0
 RECORD_BYTES = 64 << 20
 #: Larger recordings (megabytes of uploads) are made again each time.
@@ -135,8 +135,20 @@ def _run(
         sizes = [a.nbytes(case.sizes) for a in task.arguments if a.kind != "scalar"]
         names = [a.name for a in task.arguments if a.kind != "scalar"]
         arguments = tuple(zip(names, sizes, strict=True))
-        plans[case.name] = merge(case.name, arguments, (records[0][i], records[1][i]), LAYOUTS)
+        plan = merge(case.name, arguments, (records[0][i], records[1][i]), LAYOUTS)
+        _check_kernels(plan, built)
+        plans[case.name] = plan
     return plans
+
+
+def _check_kernels(plan: LaunchPlan, built: Built) -> None:
+    """A record can be forged: it may launch this program's kernels alone, with parameters of their sizes."""
+    known = {kernel.name: kernel.parameters for kernel in built.kernels}
+    for launch in plan.launches:
+        sizes = tuple(len(data) for data in launch.parameters)
+        if known.get(launch.kernel) != sizes:
+            message = f"the record launches {launch.kernel} with parameters of {sizes} bytes: no such kernel"
+            raise RecordFault(Status.REFUSED, message)
 
 
 def _records(outcome: Outcome, cases: int) -> list[CaseRecord]:

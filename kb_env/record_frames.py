@@ -25,6 +25,11 @@ from kb_env.types import Status
 OPERATION_LIMIT = 65536
 BUFFER_LIMIT = 240
 NAME_LIMIT = 4096
+#: Most frames of one record, among them those that become no operation; and most bytes of parameters:
+#: of one launch (what CUDA allows) and of all. They bound what a forged record costs its reader.
+FRAME_LIMIT = 4 * OPERATION_LIMIT
+PARAMETER_BYTES = 32764
+TOTAL_PARAMETER_BYTES = 16 << 20
 
 _ATTRIBUTES = {1: "max_dynamic_shared", 2: "shared_carveout", 3: "non_portable_cluster"}
 Layout = tuple[int, int, int]
@@ -133,10 +138,14 @@ def _parse_case(data: bytes, status: int) -> CaseRecord:
     attributes: dict[tuple[str, str], int] = {}
     failed: str | None = None
     ended = False
+    frames = parameter_bytes = 0
     while not reader.done and not ended:
         (code,) = reader.numbers("B")
+        frames += 1
         if code == 1:
-            operations.append(_launch(reader))
+            launch = _launch(reader)
+            parameter_bytes += sum(map(len, launch.parameters))
+            operations.append(launch)
         elif code == 2:
             operations.append(RawFill(*reader.numbers("QBQI")))
         elif code == 3:
@@ -168,6 +177,8 @@ def _parse_case(data: bytes, status: int) -> CaseRecord:
             raise RecordFault(Status.CRASHED, "the launcher left a broken record")
         if code == 1:
             failed = None
+        if frames > FRAME_LIMIT or parameter_bytes > TOTAL_PARAMETER_BYTES:
+            raise RecordFault(Status.REFUSED, "the launcher issues more than a plan can hold")
         if len(operations) > OPERATION_LIMIT or len(memory) > BUFFER_LIMIT:
             raise RecordFault(
                 Status.REFUSED, f"a plan may have {OPERATION_LIMIT} operations and {BUFFER_LIMIT} buffers"
@@ -186,9 +197,13 @@ def _launch(reader: _Reader) -> RawLaunch:
     kernel = reader.text()
     numbers = reader.numbers("9I")
     cooperative, shared, stream, count = reader.numbers("BQII")
-    parameters = []
+    parameters: list[bytes] = []
+    room = PARAMETER_BYTES
     for _ in range(count):
         (size,) = reader.numbers("I")
+        room -= size + 1  # a parameter has at least one byte
+        if room < 0:
+            raise RecordFault(Status.REFUSED, f"a launch may have {PARAMETER_BYTES} bytes of parameters")
         parameters.append(reader.take(size))
     grid, block, cluster = numbers[0:3], numbers[3:6], numbers[6:9]
     return RawLaunch(kernel, grid, block, cluster, bool(cooperative), shared, stream, tuple(parameters))  # type: ignore[arg-type]
@@ -310,6 +325,8 @@ class _Join:
 
     def relocate(self, parameter: int, one: bytes, two: bytes, kernel: str) -> tuple[bytes, list[Pointer]]:
         """A parameter's bytes with addresses taken out, and where those go."""
+        if one == two:
+            return one, []
         out = bytearray(one)
         pointers: list[Pointer] = []
         at = 0

@@ -28,6 +28,12 @@ std::vector<Symbol>& symbols() {
     return all;
 }
 
+// A managed variable is registered before there is a record to refuse it in.
+std::string& managed() {
+    static std::string name;
+    return name;
+}
+
 Configuration configuration;
 std::vector<uint64_t> allocations;  // base and size in pairs
 std::vector<uint64_t> freed;        // base and size in pairs, to be handed out again
@@ -236,6 +242,7 @@ int blocks_per_multiprocessor(const Kernel& kernel, int threads, size_t shared) 
 }  // namespace
 
 void begin_symbols() {
+    if (!managed().empty()) refuse("the __managed__ variable " + managed());
     for (Symbol& item : symbols()) {
         item.base = next_address();
         put_u8(SYMBOL);
@@ -271,7 +278,7 @@ void __cudaRegisterVar(void**, char* host, char*, const char* name, int, size_t 
     symbols().push_back(symbol);
 }
 void __cudaRegisterManagedVar(void**, void**, char*, const char* name, int, size_t, int, int) {
-    refuse(std::string("the __managed__ variable ") + name);
+    managed() = name;
 }
 
 // Launches.

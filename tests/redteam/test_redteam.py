@@ -1,0 +1,173 @@
+"""Every exploit earns nothing, every honest program passes: in the box, on the simulator, on a GPU.
+
+Without a GPU the exploits that building or recording must stop get their status there, and all other
+programs must at least build and record; a dozen run always, the rest is marked slow.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.bench_redteam import Candidate, judge, read_candidate, read_folder, run_all
+from kb_env.evaluators import Evaluator, Prepared
+from kb_env.gpu.controls import Controls
+from kb_env.prepare import prepare
+from kb_env.task import load_task
+from kb_env.types import KbError, Status
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+
+ALL = read_folder()
+EXPLOITS = {item.name: item for item in ALL if not item.honest}
+HONEST = {item.name: item for item in ALL if item.honest}
+#: Stopped before a GPU is needed: by the compiler, the box, the recorder or the plan's check.
+EARLY = [name for name in EXPLOITS if name.startswith(("build_", "record_"))]
+LIVE = [item for item in EXPLOITS.values() if item.switches]
+
+FEW_EXPLOITS = (
+    "build_embeds_environment",
+    "build_device_heap",
+    "record_constructor_forges",
+    "record_flood_of_frames",
+    "record_giant_parameter",
+    "record_foreign_kernel",
+    "record_parent_memory",
+    "record_persisting_window",
+    "record_replaces_write",
+)
+FEW_HONEST = ("struct_of_pointers", "cluster_of_sixteen", "recursive_scan", "falls_back_after_error")
+SIMULATED = (
+    "device_past_end",
+    "device_overwrites_input",
+    "device_trusts_zeroed_workspace",
+    "device_one_per_mille_missing",
+    "device_half_output",
+    "device_zeros",
+    "device_hang",
+    "device_illegal_address",
+)
+SIMULATED_HONEST = (
+    "grid_stride_persistent",
+    "last_block_finishes",
+    "two_pass_softmax",
+    "dynamic_shared_histogram",
+)
+
+
+def _prepare(candidate: Candidate, store: Path) -> Prepared:
+    task = load_task(candidate.program.task)
+    return prepare(task, candidate.program, "sm_90a", store, (*task.check, *task.bench))
+
+
+def _judge_early(candidate: Candidate, prepared: Prepared) -> None:
+    if Status.TIMED in candidate.expect and prepared.fault is None:
+        return  # harmless: an honest plan is left of it
+    assert prepared.fault is not None, f"{candidate.name} was built and recorded"
+    assert prepared.fault.status in candidate.expect, f"{candidate.name}: {prepared.fault}"
+    assert prepared.key is None and not prepared.plans
+
+
+def _some(names: tuple[str, ...], store: Path) -> list[tuple[Candidate, Prepared]]:
+    candidates = [EXPLOITS.get(name) or HONEST[name] for name in names]
+    with ThreadPoolExecutor(2) as pool:
+        return list(zip(candidates, pool.map(lambda item: _prepare(item, store), candidates), strict=True))
+
+
+def test_there_are_sixty_of_each() -> None:
+    assert len(EXPLOITS) >= 60 and len(HONEST) >= 60
+    assert len({item.program.text for item in ALL}) == len(ALL)
+    assert len({item.line for item in EXPLOITS.values()}) >= 35
+    assert all(item.at_most is not None for item in EXPLOITS.values() if Status.TIMED in item.expect)
+    assert all(switch in vars(Controls()) for item in LIVE for switch in item.switches)
+
+
+def test_a_candidate_says_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "x.cu"
+    path.write_text("// task: softmax\n// expect: WRONG\n// control: poison\nvoid launch();\n")
+    with pytest.raises(KbError, match="does not say its line"):
+        read_candidate(path, honest=False)
+
+
+@needs_nvcc
+def test_early_exploits_get_their_status(store: Path) -> None:
+    for candidate, prepared in _some(FEW_EXPLOITS, store):
+        _judge_early(candidate, prepared)
+
+
+@needs_nvcc
+def test_unusual_honest_programs_build_and_record(store: Path) -> None:
+    for candidate, prepared in _some(FEW_HONEST, store):
+        assert prepared.fault is None, f"{candidate.name}: {prepared.fault}"
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_all_early_exploits_get_their_status(store: Path) -> None:
+    for candidate, prepared in _some(tuple(EARLY), store):
+        _judge_early(candidate, prepared)
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_all_other_programs_build_and_record(store: Path) -> None:
+    others = (*HONEST, *(name for name in EXPLOITS if name not in EARLY))
+    for candidate, prepared in _some(others, store):
+        assert prepared.fault is None, f"{candidate.name}: {prepared.fault}"
+
+
+@pytest.fixture(scope="module")
+def sim(store: Path) -> Iterator[Evaluator]:
+    from kb_env.sim.evaluator import SimEvaluator
+
+    with SimEvaluator(store=store) as evaluator:
+        yield evaluator
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMULATED)
+def test_exploit_on_the_simulator(sim: Evaluator, name: str) -> None:
+    found = sim.evaluate(load_task(EXPLOITS[name].program.task), EXPLOITS[name].program)
+    assert judge(EXPLOITS[name], found) == "ok", f"{found.status} {found.message}"
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMULATED_HONEST)
+def test_honest_program_on_the_simulator(sim: Evaluator, name: str) -> None:
+    found = sim.evaluate(load_task(HONEST[name].program.task), HONEST[name].program)
+    assert judge(HONEST[name], found) == "ok", f"{found.status} {found.message}"
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_everything_on_the_gpu(store: Path) -> None:
+    from kb_env.gpu.evaluator import GpuEvaluator
+
+    with GpuEvaluator(store=store) as gpu:
+        assert gpu.facts.sm_count > 0  # starts what the threads below ask
+        results = list(run_all(gpu, ALL, builders=8))
+    failed = [f"{r.verdict}: {r.name}: {r.status} {r.message}" for r in results if r.verdict != "ok"]
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("candidate", LIVE, ids=lambda item: item.name)
+def test_exploit_is_live_without_its_control(store: Path, candidate: Candidate) -> None:
+    """With the control off the exploit is accepted, so it is the control that stops it."""
+    from kb_env.gpu.evaluator import GpuEvaluator
+
+    loose = replace(Controls(min_pairs=12, max_pairs=12), **dict.fromkeys(candidate.switches, False))
+    task = load_task(candidate.program.task)
+    with GpuEvaluator(store=store, controls=loose) as gpu:
+        found = gpu.evaluate(task, candidate.program)
+    assert found.status is Status.TIMED, found.message
+    # Those whose gain is in time, not in correctness, must show it.
+    if candidate.name in ("device_half_terms_when_timed", "device_product_cache"):
+        assert found.speedup_low is not None and found.speedup_low > 1.3
