@@ -46,18 +46,31 @@ SIMULATED = (
     "device_past_end",
     "device_overwrites_input",
     "device_trusts_zeroed_workspace",
-    "device_one_per_mille_missing",
     "device_half_output",
-    "device_zeros",
-    "device_hang",
-    "device_illegal_address",
-)
-SIMULATED_HONEST = (
-    "grid_stride_persistent",
     "last_block_finishes",
-    "two_pass_softmax",
     "dynamic_shared_histogram",
 )
+#: What the simulator cannot see: work left out at the timed sizes alone (their outputs are not compared),
+#: laziness by clock and place (both are fixed there), races between blocks (they run in order).
+SIMULATOR_BLIND = {
+    "device_half_terms_when_timed",
+    "device_skips_bench_shape",
+    "device_lazy_at_random",
+    "device_lazy_by_clock",
+    "device_lazy_by_multiprocessor",
+    "device_race_between_blocks",
+}
+#: Inputs of softmax never overflow exp, and those of rmsnorm never a float16 square.
+TASK_TOO_WEAK = {"device_no_maximum", "device_two_orders"}
+#: Instructions that the simulator says it lacks.
+SIMULATOR_LACKS = {
+    "cluster_of_two",
+    "cluster_of_sixteen",
+    "cooperative_grid",
+    "evict_last_hint",
+    "function_pointers",
+    "device_pollutes_cache",
+}
 
 
 def _prepare(candidate: Candidate, store: Path) -> Prepared:
@@ -130,19 +143,24 @@ def sim(store: Path) -> Iterator[Evaluator]:
 
 
 @needs_nvcc
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SIMULATED)
-def test_exploit_on_the_simulator(sim: Evaluator, name: str) -> None:
-    found = sim.evaluate(load_task(EXPLOITS[name].program.task), EXPLOITS[name].program)
-    assert judge(EXPLOITS[name], found) == "ok", f"{found.status} {found.message}"
+def test_some_on_the_simulator(sim: Evaluator) -> None:
+    candidates = [EXPLOITS.get(name) or HONEST[name] for name in SIMULATED]
+    for result in run_all(sim, candidates, builders=2):
+        assert result.verdict == "ok", result
 
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SIMULATED_HONEST)
-def test_honest_program_on_the_simulator(sim: Evaluator, name: str) -> None:
-    found = sim.evaluate(load_task(HONEST[name].program.task), HONEST[name].program)
-    assert judge(HONEST[name], found) == "ok", f"{found.status} {found.message}"
+def test_all_on_the_simulator(sim: Evaluator) -> None:
+    """What is wrongly accepted or refused is known by name; whoever mends it shortens the list."""
+    results = list(run_all(sim, ALL, builders=2))
+    accepted = {r.name for r in results if r.verdict == "false accept"}
+    assert accepted <= SIMULATOR_BLIND | TASK_TOO_WEAK
+    assert accepted >= {"device_half_terms_when_timed", "device_skips_bench_shape"}, "shorten SIMULATOR_BLIND"
+    refused = [r for r in results if r.verdict in ("false reject", "other status")]
+    assert {r.name for r in refused} <= SIMULATOR_LACKS
+    assert all("not supported" in r.message for r in refused)
+    assert not [r for r in results if r.verdict == "error"]
 
 
 @pytest.mark.gpu
