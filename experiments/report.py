@@ -1,8 +1,20 @@
-"""``kb report DIR``: one self-contained HTML page of a run folder, readable without a network."""
+"""``kb report DIR``: one self-contained HTML page of a run folder, readable without a network.
+
+Candidates wrote much of what it shows. Their text is escaped, stripped of control and direction
+characters, and cut; and the page's policy lets no script run but its own, named by its hash.
+"""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import difflib
+import hashlib
 import json
+import math
+import time
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,18 +22,54 @@ from typing import Annotated, Any
 import jinja2
 import tyro
 
+from experiments.figures import by_policy, costs, draw, task_bars, techniques
 from experiments.run_folder import RunFolder, episode_name, unified_diff, write_atomic
 from kb_env.types import Episode, StepRecord
 
 
 @dataclass(frozen=True)
 class Args:
-    """Write DIR/report.html and DIR/summary.json."""
+    """Write DIR/report.html, DIR/summary.json and the charts as DIR/charts/*.svg."""
 
     folder: Annotated[Path, tyro.conf.Positional]
     """a run folder made by kb run or kb compare"""
+    watch: bool = False
+    """write the page again whenever an episode is added, until interrupted"""
+    every: float = 5.0
+    """seconds between looks, with --watch"""
     json: bool = False
     """print one JSON object as the last line"""
+
+
+#: Characters shown of one action, diff or feedback; the whole is in the episode's file.
+SHOWN = 12_000
+
+
+def visible(text: object) -> str:
+    """Text with control, surrogate and direction characters as U+FFFD, cut to SHOWN characters."""
+    whole = str(text)
+    kept = "".join(
+        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs") else "\ufffd"
+        for char in whole[:SHOWN]
+    )
+    return kept if len(whole) <= SHOWN else f"{kept}\n(cut: {len(whole) - SHOWN} more characters)"
+
+
+def step_diff(step: StepRecord) -> str:
+    """What the step's edit changed."""
+    if step.after is None:
+        return "(the edit did not apply)"
+    before, after = step.before.text.splitlines(), step.after.text.splitlines()
+    return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm=""))
+
+
+def profile_facts(step: StepRecord) -> dict[str, str]:
+    """The profile's numbers that were measured."""
+    profile = step.evaluation.profile if step.evaluation is not None else None
+    if profile is None:
+        return {}
+    numbers = {k: v for k, v in dataclasses.asdict(profile).items() if isinstance(v, float)}
+    return {"source": profile.source} | {k: f"{v:.4g}" for k, v in numbers.items() if not math.isnan(v)}
 
 
 def step_facts(step: StepRecord) -> dict[str, Any]:
@@ -36,6 +84,8 @@ def step_facts(step: StepRecord) -> dict[str, Any]:
         "best": step.best_speedup,
         "reward": step.reward,
         "action": step.action,
+        "diff": step_diff(step),
+        "profile": profile_facts(step),
         "feedback": step.feedback,
         "limiter": evaluation.limiter if evaluation else None,
         "cached": step.cached,
@@ -86,23 +136,88 @@ def chart(episode: Episode, width: int = 640, height: int = 200) -> dict[str, An
     }
 
 
-def write_report(folder: RunFolder) -> Path:
-    """Write the page and summary.json; returns the page's path."""
-    episodes = [episode_facts(episode) for episode in folder.episodes()]
+def filters(episodes: Sequence[Episode]) -> list[tuple[str, int, list[str]]]:
+    """(name, column, choices) of the page's drop-down filters."""
+    return [
+        (name, column, sorted({visible(getattr(episode, name)) for episode in episodes}))
+        for name, column in (("task", 0), ("policy", 1), ("ended", 5))
+    ]
+
+
+def render(facts: dict[str, Any], episodes: Sequence[Episode], refresh: float | None) -> str:
+    """The page's text; with ``refresh`` the browser loads it again after so many seconds."""
     templates = Path(__file__).parent / "templates"
+    script = (templates / "report.js").read_text()
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True
+        loader=jinja2.FileSystemLoader(templates),
+        autoescape=True,
+        trim_blocks=True,
+        finalize=lambda value: value if hasattr(value, "__html__") else visible(value),
     )
-    page = environment.get_template("report.html").render(facts=folder.facts(), episodes=episodes)
+    return environment.get_template("report.html").render(
+        facts=facts,
+        episodes=[episode_facts(episode) for episode in episodes],
+        sources=sorted({episode.source for episode in episodes}),
+        charts=draw(episodes),
+        tasks=task_bars(by_policy(episodes)),
+        costs=costs(by_policy(episodes)),
+        filters=filters(episodes),
+        refresh=refresh,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def write_report(folder: RunFolder, refresh: float | None = None) -> Path:
+    """Write the page, summary.json and the charts; returns the page's path."""
+    episodes = list(folder.episodes())
+    page = render(folder.facts(), episodes, refresh)
     write_atomic(folder.path / "report.html", page.encode("utf-8", "replace"))
-    keys = ("task", "policy", "seed", "device", "source", "trust", "best", "low", "high", "ended")
-    rows = [{key: episode[key] for key in keys} | {"steps": len(episode["steps"])} for episode in episodes]
-    write_atomic(folder.path / "summary.json", json.dumps({"episodes": rows}, indent=1).encode())
+    for name, svg in draw(episodes).items():
+        write_atomic(folder.path / "charts" / f"{name}.svg", visible_svg(svg))
+    keys = ("task", "policy", "seed", "device", "source", "trust", "ended")
+    rows = [
+        {key: getattr(episode, key) for key in keys}
+        | {"best": episode.best_speedup, "low": episode.best_low, "high": episode.best_high}
+        | {"steps": len(episode.steps)}
+        for episode in episodes
+    ]
+    groups = by_policy(episodes)
+    summary = {
+        "episodes": rows,
+        "tasks": [dataclasses.asdict(bar) for bar in task_bars(groups)],
+        "techniques": techniques(episodes),
+        "costs": costs(groups),
+    }
+    write_atomic(folder.path / "summary.json", json.dumps(summary, indent=1).encode())
     return folder.path / "report.html"
 
 
+def visible_svg(svg: str) -> bytes:
+    """A chart as a file: XML allows no control characters."""
+    return "".join(char for char in svg if char >= " ").encode("utf-8", "replace")
+
+
+def watch(folder: RunFolder, every: float) -> None:
+    """Rewrite the page when an episode file changes; ends by interruption, with a page that rests."""
+    seen: object = None
+    try:
+        while True:
+            files = (folder.path / "episodes").glob("*.msgpack")
+            now = sorted((file.name, file.stat().st_mtime_ns) for file in files)
+            if now != seen:
+                print(f"{write_report(folder, refresh=every)}: {len(now)} episodes", flush=True)
+                seen = now
+            time.sleep(every)
+    finally:
+        write_report(folder)
+
+
 def main(args: Args) -> int:
-    page = write_report(RunFolder(args.folder))
+    folder = RunFolder(args.folder)
+    if args.watch:
+        watch(folder, max(args.every, 0.2))
+    page = write_report(folder)
     print(page)
     if args.json:
         print(json.dumps({"report": str(page)}))
