@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from kb_env.build import build
+from kb_env.build import Built, build
 from kb_env.cubin import read_cubin, stable_name
 from kb_env.device_answers import DeviceAnswers, answers_for
 from kb_env.evaluators import Prepared
@@ -39,9 +39,9 @@ def prepare(
     if built.fault is not None:
         failed = Fault(built.fault, "build", built.result.log)
         return Prepared(task, program, built.result, {}, None, fault=failed, seconds=seconds)
-    foreign = sorted(set(built.undefined) - DEVICE_CALLS)
-    if foreign:
-        refused = Fault(Status.REFUSED, "build", f"device code calls {', '.join(foreign[:5])}: not allowed")
+    unfit = _unfit(built, task.workspace_bytes)
+    if unfit is not None:
+        refused = Fault(Status.REFUSED, "build", unfit)
         return Prepared(task, program, built.result, {}, None, fault=refused, seconds=seconds)
     started = time.monotonic()
     recording = record(task, built, answers or answers_for(architecture), cases, store)
@@ -50,6 +50,20 @@ def prepare(
     key = None if fault else evaluation_key(built.image, recording.plans)
     plans = {} if fault else recording.plans
     return Prepared(task, program, built.result, plans, key, built.image, built.ptx, fault, seconds)
+
+
+def _unfit(built: Built, limit: int) -> str | None:
+    """What the device code needs that no program may have: functions from elsewhere, too much memory."""
+    foreign = sorted(set(built.undefined) - DEVICE_CALLS)
+    if foreign:
+        return f"device code calls {', '.join(foreign[:5])}: not allowed"
+    sections = read_cubin(built.image).sections
+    nbytes = sum(section.size for section in sections if section.name.startswith(".nv.global"))
+    if nbytes > limit:
+        return (
+            f"module variables of {nbytes} bytes are over the {limit} bytes of workspace that the task allows"
+        )
+    return None
 
 
 def _plan_fault(plans: dict[str, LaunchPlan], limit: int) -> Fault | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench_redteam import Candidate, judge, read_candidate, read_folder, run_all
+from experiments.bench_redteam import Candidate, read_candidate, read_folder, run_all
 from kb_env.evaluators import Evaluator, Prepared
 from kb_env.gpu.controls import Controls
 from kb_env.prepare import prepare
