@@ -101,7 +101,7 @@ def lines(
 def bars(title: str, unit: str, data: Sequence[Bar], width: int = 620) -> str:
     """Horizontal bars by group, one colour per name, with whiskers for the intervals."""
     groups = list(dict.fromkeys(bar.group for bar in data))
-    names = list(dict.fromkeys(bar.name for bar in data))
+    names = sorted({bar.name for bar in data})  # the order, and so the colours, of the curves
     top = max([bar.high for bar in data] + [bar.value for bar in data] + [1e-9]) * 1.05
     margin, thick = 150, 9
     tall = thick * len(names) + 8

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("experiments.check", "verify and time one program"),
     "compare": ("experiments.compare", "policies x tasks x seeds at equal budgets"),
     "learn": ("experiments.learn", "rounds of rollouts with learning between"),
+    "evaluate": ("experiments.evaluate", "work off a spool of evaluation requests"),
     "report": ("experiments.report", "one HTML page of a run folder"),
     "memory": ("experiments.memory_cli", "info, verify, query, export, import, merge, compact"),
     "bench evaluate": ("experiments.bench_evaluate", "phases and rate of evaluations"),

@@ -46,6 +46,11 @@ class PoolSpec:
     store: str | None = None
 
 
+def patience(backend: str) -> float | None:
+    """How long a measurement may take (seconds); a spool's workers may wait long for their turn."""
+    return None if backend.startswith("spool") else MEASURE_TIMEOUT
+
+
 class Measuring:
     """Owns one evaluator, and so one GPU, for its lifetime."""
 
@@ -58,7 +63,7 @@ class Measuring:
         """Trust, source and device, and the architecture to build for ("" where the backend knows it)."""
         found = self.evaluator
         gpu = getattr(found, "facts", None)
-        return found.trust, found.source, found.device, gpu.architecture if gpu is not None else ""
+        return found.trust, found.source, found.device, getattr(gpu, "architecture", "")
 
     def measure(self, prepared: Prepared, purpose: Purpose) -> Evaluation:
         started = time.perf_counter()
@@ -127,7 +132,7 @@ class PoolEvaluator:
         self._backend = backend
         self._local: Evaluator | None = None
         self.trust, self.source, self.device, self._architecture = ray.get(
-            broker.facts.remote(), timeout=MEASURE_TIMEOUT
+            broker.facts.remote(), timeout=patience(backend)
         )
 
     def prepare(self, task: Task, program: Program) -> Prepared:
@@ -150,7 +155,7 @@ class PoolEvaluator:
             actor = ray.get(self._broker.lease.remote())
             try:
                 evaluation: Evaluation = ray.get(
-                    actor.measure.remote(prepared, purpose), timeout=MEASURE_TIMEOUT
+                    actor.measure.remote(prepared, purpose), timeout=patience(self._backend)
                 )
             except RayTaskError:  # the harness's own failure: not a device's death
                 ray.get(self._broker.give_back.remote(actor))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import cast
 
 from kb_env.evaluators import Evaluator
 from kb_env.types import KbError
 
-_NAMES = "auto, gpu, sim, sim:DEVICE, replay:FILE"
+_NAMES = "auto, gpu, sim, sim:DEVICE, replay:FILE, spool:DIR"
 
 
 def make_evaluator(
@@ -22,7 +23,7 @@ def make_evaluator(
 
     Args:
         backend: ``auto`` (a GPU if one works, else the simulator), ``gpu``, ``sim``, ``sim:A100``
-            (the GPU to model) or ``replay:FILE``.
+            (the GPU to model), ``replay:FILE`` or ``spool:DIR`` (see :mod:`kb_env.spool`).
         device: the GPU's number for ``gpu``, the GPU to model for ``sim``.
         store: folder of the build cache.
         record: file that every evaluation is appended to.
@@ -39,6 +40,12 @@ def make_evaluator(
         if not rest:
             raise KbError("name the recording: backend='replay:FILE'")
         evaluator = ReplayEvaluator(rest)
+    elif kind == "spool":
+        from kb_env.spool import SpoolEvaluator
+
+        if not rest:
+            raise KbError("name the folder: backend='spool:DIR'")
+        evaluator = cast(Evaluator, SpoolEvaluator(rest))  # its device is known once a worker came
     elif kind == "sim":
         from kb_env.sim.evaluator import SimEvaluator
 
@@ -61,7 +68,7 @@ def choose(backend: str) -> tuple[str, str]:
         KbError: if there is none of that name.
     """
     kind = backend.partition(":")[0]
-    if kind not in ("auto", "gpu", "sim", "replay"):
+    if kind not in ("auto", "gpu", "sim", "replay", "spool"):
         raise KbError(f"no backend {backend!r}: use one of {_NAMES}")
     if backend != "auto":
         return backend, f"{backend}: asked for"
