@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from kb_env.evaluators import Prepared, Purpose
 from kb_env.gpu.bench import Bench, RunnerLost
 from kb_env.gpu.controls import Controls
-from kb_env.gpu.crew import Crew
+from kb_env.gpu.crew import STANDBYS, Crew
 from kb_env.gpu.health import Monitor, visible_name
 from kb_env.gpu.ncu import Ncu
 from kb_env.gpu.process import Worker
@@ -110,9 +110,9 @@ class GpuEvaluator:
         return self._baselines[key]
 
     def _measure(
-        self, prepared: Prepared, baseline: Prepared, purpose: Purpose, retry: bool = True
+        self, prepared: Prepared, baseline: Prepared, purpose: Purpose, retries: int = STANDBYS + 1
     ) -> Evaluation:
-        """One measurement; a second one if the runner was lost before the candidate came near it."""
+        """One measurement; another one if the runner was lost before the candidate came near it."""
         seconds = dict(prepared.seconds)
         health: dict[str, float | str] = {}
         if not self._controlled:
@@ -128,9 +128,9 @@ class GpuEvaluator:
         try:
             session.run()
         except RunnerLost:
-            if not retry:
+            if not retries:
                 raise
-            return self._measure(prepared, baseline, purpose, retry=False)
+            return self._measure(prepared, baseline, purpose, retries - 1)
         finally:
             self._crew.end(runner, bench)
         if session.fault is not None and session.fault.status in (Status.CRASHED, Status.TIMED_OUT):
@@ -152,17 +152,20 @@ class GpuEvaluator:
         """
         controls = replace(self.controls, min_pairs=CONTROL_PAIRS, max_pairs=CONTROL_PAIRS, check_runs=1)
         told = ""
-        for _ in range(2):
+        lost = failed = 0
+        # Runners that were killed while they waited may take a while to be seen dead: each costs a try.
+        while failed < 2 and lost <= STANDBYS + 1:
             runner = self._crew.runner()
             bench = Bench(runner, self._crew.oracle(), self.facts, controls, self._crew.mirror)
             session = Session(bench, baseline, baseline, Purpose(), {})
             try:
                 session.run()
             except RunnerLost as error:
-                told = str(error)
+                told, lost = str(error), lost + 1
                 continue
             finally:
                 self._crew.end(runner, bench)
+            failed += 1
             if session.timings is None:
                 told = f"a trusted program ended in {session.fault}"
                 continue
