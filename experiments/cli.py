@@ -29,7 +29,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench sim": ("experiments.bench_sim", "the simulator's model against measured times"),
     "bench memory": ("experiments.bench_memory", "recall and latency of the episodic memory"),
     "bench redteam": ("experiments.bench_redteam", "exploits accepted and honest programs refused"),
-    "bench rollouts": ("experiments.bench_rollouts", "overhead and scaling of the rollout pool"),
 }
 
 

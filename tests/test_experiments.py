@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Sequence
@@ -41,6 +42,17 @@ def test_usage_lists_every_command_and_unknown_ones_exit_2(capsys: pytest.Captur
     assert all(f"kb {name}" in out for name in cli.COMMANDS)
     assert cli.main(["frobnicate"]) == 2
     assert "kb --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_every_command_is_a_module_with_arguments_and_main(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(cli.COMMANDS[name][0])
+    assert module.Args and callable(module.main)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*name.split(), "--help"])
+    assert ended.value.code == 0 and f"usage: kb {name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
