@@ -102,13 +102,8 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def exists(self) -> bool:
-        """Whether the process is still there, be it dying."""
-        return self._process.poll() is None
-
     def alive(self) -> bool:
-        """Whether it can still be talked to. A process that was killed may take long to be gone."""
-        return self.exists() and not (self._channel is not None and self._channel.hung_up())
+        return self._process.poll() is None
 
     def expect(self, answer: type[T], seconds: float) -> T:
         """Wait for a message of type ``answer``.

@@ -326,15 +326,6 @@ class Channel:
         del self._buffer[:size]
         return taken
 
-    def hung_up(self) -> bool:
-        """Whether the other side is known to be gone. False may be stale the moment it is said."""
-        try:
-            return self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
     def close(self) -> None:
         self._connection.close()
 
