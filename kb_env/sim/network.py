@@ -30,4 +30,3 @@ def response(demands: Sequence[float], delay: float, customers: int) -> float:
         rate = n / total
         queues = [rate * item for item in residence]
     return total
-
