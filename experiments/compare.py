@@ -153,7 +153,7 @@ def show(rows: Sequence[Summary], gaps: Sequence[Difference], source: str) -> No
             f"{row.valid:.0%}", f"{row.fast15:.0%}", f"{row.fast2:.0%}", f"{row.steps:.1f}", f"{row.evaluations:.1f}",
             f"{row.seconds:.1f}",
         )  # fmt: skip
-    console = Console(soft_wrap=True)
+    console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
     for gap in gaps:
         console.print(
