@@ -88,10 +88,23 @@ def kill_workers(killed: list[str]) -> None:
                     command = (entry / "cmdline").read_bytes()
                 except OSError:
                     continue
-                if command.startswith(title.encode()):
+                if command.startswith(title.encode()) and descends(int(entry.name)):
                     os.kill(int(entry.name), signal.SIGKILL)
                     killed.append(command.decode(errors="replace"))
                     break
+
+
+def descends(process: int) -> bool:
+    """Whether this process is among the ancestors of ``process``: another run's are never killed."""
+    while process > 1:
+        if process == os.getpid():
+            return True
+        try:
+            status = Path(f"/proc/{process}/status").read_text()
+        except OSError:
+            return False
+        process = int(status.split("PPid:")[1].split()[0])
+    return False
 
 
 def test_the_pool_plays_the_same_episodes(recording: Path, expected: dict[str, bytes]) -> None:
