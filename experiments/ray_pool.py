@@ -95,8 +95,15 @@ class Leasing:
             self._free.put_nowait(actor)
 
     async def facts(self) -> tuple[str, str, str, str]:
-        found: tuple[str, str, str, str] = await self._all[0].facts.remote()
-        return found
+        for _ in range(REPEATS):
+            actor = self._all[0]
+            try:
+                found: tuple[str, str, str, str] = await actor.facts.remote()
+            except RayActorError:  # died before its first measurement
+                await self.dead(actor)
+            else:
+                return found
+        raise KbError(f"{REPEATS} evaluators died as they started: run kb doctor on the workers")
 
     async def lease(self) -> Any:
         return await self._free.get()
@@ -105,7 +112,9 @@ class Leasing:
         self._free.put_nowait(actor)
 
     async def dead(self, actor: Any) -> None:
-        """Kill what is left of an evaluator and put a new one in its place."""
+        """Kill what is left of an evaluator and put a new one in its place, once."""
+        if all(item._actor_id != actor._actor_id for item in self._all):
+            return
         ray.kill(actor)
         self.replaced += 1
         fresh = self._make()

@@ -81,17 +81,25 @@ def run_pool(recording: Path, workers: int, disturb: bool) -> dict[str, bytes]:
 def kill_workers(killed: list[str]) -> None:
     """SIGKILL a few evaluator and rollout processes while they work."""
     for title in ("ray::run_stream", "ray::Measuring", "ray::run_stream"):
-        time.sleep(1.0)
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    command = (entry / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if command.startswith(title.encode()) and descends(int(entry.name)):
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    killed.append(command.decode(errors="replace"))
-                    break
+        time.sleep(0.7)
+        until = time.monotonic() + 5.0  # a loaded machine may be slow to start what is to be killed
+        while time.monotonic() < until and not strike(title, killed):
+            time.sleep(0.05)
+
+
+def strike(title: str, killed: list[str]) -> bool:
+    """SIGKILL one process of this run with that title; whether there was one."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if command.startswith(title.encode()) and descends(int(entry.name)):
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed.append(command.decode(errors="replace"))
+                return True
+    return False
 
 
 def descends(process: int) -> bool:
