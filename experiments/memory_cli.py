@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from experiments.run_folder import write_atomic
+from kb_env.files import write_atomic
 from kb_env.records import RecordError, from_plain, plain
 from kb_env.task import load_task
 from kb_env.types import KbError

@@ -23,7 +23,8 @@ import jinja2
 import tyro
 
 from experiments.figures import by_policy, costs, draw, task_bars, techniques
-from experiments.run_folder import RunFolder, episode_name, unified_diff, write_atomic
+from experiments.run_folder import RunFolder, episode_name, unified_diff
+from kb_env.files import write_atomic
 from kb_env.types import Episode, StepRecord
 
 

@@ -8,30 +8,12 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from kb_env.files import write_atomic
 from kb_env.records import RecordError, pack, unpack
 from kb_env.types import Episode, KbError
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` so that readers and a crash see the old or the new file, never a part."""
-    name = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError as error:
-        if name is not None:
-            Path(name).unlink(missing_ok=True)
-        raise KbError(f"cannot write {path}: {error.strerror}; free space or choose another --out") from error
 
 
 def episode_name(task: str, policy: str, seed: int) -> str:

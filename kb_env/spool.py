@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kb_env.evaluators import Evaluator, Prepared, Purpose
+from kb_env.files import write_atomic
 from kb_env.records import RecordError, pack, unpack
 from kb_env.types import BuildResult, Evaluation, Fault, KbError, Program, Task, digest
 
@@ -105,7 +104,7 @@ class Spool:
         data = pack(replace(request, task=replace(request.task, folder=None)))
         name = digest(data)
         if not self.result_file(name).exists() and not self.request_file(name).exists():
-            write(self.request_file(name), data)
+            write_atomic(self.request_file(name), data)
         return name
 
     def answer(self, name: str) -> Answer | None:
@@ -142,19 +141,6 @@ class Spool:
             file.write(b".")
             file.flush()
             yield file.tell()
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write so that readers and a crash see the whole file or none."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise KbError(f"cannot write {path}: {error.strerror}; free space and start again") from error
 
 
 class SpoolEvaluator:
@@ -246,7 +232,7 @@ class SpoolWorker:
         own = SpoolDevice(evaluator.trust, evaluator.source, evaluator.device)
         found = self.spool.device()
         if found is None:
-            write(self.spool.path / "device.msgpack", pack(own))
+            write_atomic(self.spool.path / "device.msgpack", pack(own))
         elif found != own:
             raise KbError(f"{path} holds {found.source} times of {found.device}: one folder per device")
 
@@ -264,7 +250,7 @@ class SpoolWorker:
                 return False
             fresh = self.spool.answer(name) is None
             if fresh:
-                write(self.spool.result_file(name), pack(self._find(name, data, attempt)))
+                write_atomic(self.spool.result_file(name), pack(self._find(name, data, attempt)))
             self.spool.request_file(name).unlink(missing_ok=True)
             return fresh
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from kb_env.files import write_atomic
 from kb_env.transforms import CATALOGUE, applicable
 from kb_env.types import Episode, KbError, StepRecord, Task
 
@@ -82,17 +81,6 @@ def outcomes(episode: Episode, start: int = 0) -> Iterator[tuple[StepRecord, flo
             yield step, math.log((step.speedup or 1.0) / (parent or 1.0)) if gained else None
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file so that a reader finds the old or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
 def read_beliefs(path: Path) -> dict[str, Belief]:
     """Beliefs written by :func:`write_beliefs`.
 
@@ -109,4 +97,5 @@ def read_beliefs(path: Path) -> dict[str, Belief]:
 
 
 def write_beliefs(path: Path, beliefs: Mapping[str, Belief]) -> None:
-    write_json(path, {key: [belief.mean, belief.count] for key, belief in beliefs.items()})
+    content = {key: [belief.mean, belief.count] for key, belief in beliefs.items()}
+    write_atomic(path, json.dumps(content, indent=1, sort_keys=True).encode())

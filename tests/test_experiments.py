@@ -18,9 +18,10 @@ from paper import PaperEvaluator
 from experiments import cli, compare, report
 from experiments.metrics import best_so_far, bootstrap, difference, summarize
 from experiments.rollout import play
-from experiments.run_folder import RunFolder, episode_name, write_atomic
+from experiments.run_folder import RunFolder, episode_name
 from experiments.streams import Conditions, Stream, plan, play_stream
 from kb_env.env import CudaEnv
+from kb_env.files import write_atomic
 from kb_env.records import pack
 from kb_env.task import load_task
 from kb_env.types import Episode, KbError
