@@ -52,12 +52,15 @@ def info(memory: Memory, args: Args) -> int:
     found = dataclasses.asdict(memory.info())
     for name, value in found.items():
         print(f"{name:12} {value}")
-    for item in memory.knowledge.rank("unknown", args.device)[:8]:
-        print(
-            f"  {item.technique:20} mean log gain {item.mean:+.3f}, verified {item.verified:.2f}, n {item.count:g}"
-        )
+    places = memory.rows.places()
+    for (device, source), count in places.items():
+        print(f"{device}, {source}: {count} experiences; believed best in an unknown situation:")
+        for item in memory.knowledge.rank("unknown", device, source)[:8]:
+            said = f"mean log gain {item.mean:+.3f}, verified {item.verified:.2f}, doubt {item.doubt:.3f}"
+            print(f"  {item.technique:20} {said}")
     if args.json:
-        print(json.dumps(found))
+        rows = [{"device": d, "source": s, "experiences": n} for (d, s), n in places.items()]
+        print(json.dumps({**found, "places": rows}))
     return 0
 
 

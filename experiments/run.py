@@ -56,14 +56,14 @@ class Args:
     """print one JSON object as the last line"""
 
 
-def policy_of(args: Args, memory: Memory | None, device: str) -> Policy:
+def policy_of(args: Args, memory: Memory | None, device: str, source: str) -> Policy:
     """The policy with the settings the user gave, and the memory in the form it asks for."""
     settings: dict[str, Any] = {"model": args.model, "base_url": args.base_url}
     name, _, files = args.policy.partition(":")
     if name == "script":
         settings["actions"] = tuple(Path(file) for file in files.split(",") if file)
     elif name == "hillclimb" and memory is not None:
-        settings["memory"] = TechniqueMemory(memory, device)
+        settings["memory"] = TechniqueMemory(memory, device, source)
     else:
         settings["memory"] = memory
     given = {key: value for key, value in settings.items() if value is not None}
@@ -100,7 +100,7 @@ def main(args: Args) -> int:
     task = load_task(args.task)
     memory = Memory(args.memory) if args.memory is not None else None
     evaluator = make_evaluator(args.backend, record=args.record)
-    policy = policy_of(args, memory, evaluator.device)
+    policy = policy_of(args, memory, evaluator.device, evaluator.source)
     folder = RunFolder(
         args.out or Path("runs") / f"{task.name}-{policy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     )

@@ -95,9 +95,11 @@ class Operation:
     ``kind``: ``technique`` (define or redefine ``subject``: ``text`` is its guidance), ``note``
     (a lesson about ``subject`` in bottleneck ``signature``), ``belief`` (pseudo-observations:
     ``weight`` observations of mean log gain ``value``), ``alias`` (``subject`` is the technique
-    ``text``), ``retract`` (the operations in ``replaces`` no longer count). Any kind may supersede
-    earlier ones by naming them in ``replaces``; nothing is deleted. ``provenance`` names the
-    episodes that led to it.
+    ``text``, in situations of ``signature`` only if there is one), ``retract`` (the operations in
+    ``replaces`` no longer count), ``update`` and ``rejected`` (history only: what a learner did, what
+    it proposed in vain). Any kind may supersede earlier ones by naming them in ``replaces``; nothing
+    is deleted. ``provenance`` names the episodes that led to it. A belief is about ``device`` and
+    ``source`` (``measured``, ``modelled``), each empty for any.
     """
 
     kind: str
@@ -111,10 +113,12 @@ class Operation:
     provenance: tuple[str, ...] = ()
     author: str = ""
     time: float = 0.0
+    source: str = ""
 
     @property
     def id(self) -> str:
-        return content_id(self, ("time",))
+        # Operations written before there was a source keep their ids.
+        return content_id(self, ("time",) if self.source else ("time", "source"))
 
 
 @dataclass(frozen=True)

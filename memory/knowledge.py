@@ -1,23 +1,25 @@
 """The knowledge base: what each technique has gained, by bottleneck and GPU, with its doubt.
 
-Per cell (signature x technique x GPU generation) it keeps the log gains of verified steps and the
-number of failed ones. A cell's posterior is shrunk to its parents: the same technique and GPU
-under any signature that shares the limiter, the technique on this GPU, the technique anywhere, all
-techniques. Everything is a function of the *set* of entries: order and repetition change nothing
-(sums are exact, by ``math.fsum``), so a rebuilt or merged knowledge base is equal to the bit.
+Per cell (signature x technique x GPU x source) it keeps the log gains of verified steps and the
+number of failed ones. The source tells measured from modelled times: a modelled GPU counts as
+another GPU than the real one of its name. A cell's posterior is shrunk to its parents: the same
+technique and GPU under any signature that shares the limiter, the technique on this GPU, the
+technique anywhere, all techniques. Everything is a function of the *set* of entries: order and
+repetition change nothing (sums are exact, by ``math.fsum``), so a rebuilt or merged knowledge base
+is equal to the bit.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from kb_env.types import Status
+from kb_env.types import Status, digest
 from memory.entries import Experience, Operation
+from memory.operations import Operations
 from memory.signature import parts, signature
 
 #: How many observations a parent counts for when a cell is shrunk to it.
@@ -26,7 +28,8 @@ SHRINKAGE = 3.0
 #: verified about this often.
 ROOT_MEAN, ROOT_SPREAD, ROOT_VERIFIED = 0.02, 0.25, 0.6
 
-Cell = tuple[str, str, str]
+#: Signature, technique, device, source.
+Cell = tuple[str, str, str, str]
 
 
 @dataclass
@@ -125,9 +128,9 @@ class Knowledge:
     """Rebuilt from entries by :meth:`add`; holds no state of its own besides them."""
 
     def __init__(self) -> None:
+        self.operations = Operations()
         self._cells: dict[Cell, dict[str, float | None]] = {}
         self._bulk: dict[Cell, Counts] = {}
-        self._operations: dict[str, Operation] = {}
         self._cached: dict[Cell, Counts] | None = None
         self._root_level: Level = ROOT
 
@@ -137,9 +140,9 @@ class Knowledge:
         """Take entries in, in any order; entries already known change nothing."""
         for entry in entries:
             if isinstance(entry, Operation):
-                self._operations[entry.id] = entry
+                self.operations.add(entry)
             elif entry.technique and entry.status != Status.UNRECORDED:
-                cell = (signature(entry.profile), entry.technique, entry.device)
+                cell = (signature(entry.profile), entry.technique, entry.device, entry.source)
                 verified = entry.status == Status.TIMED and entry.gain is not None
                 self._cells.setdefault(cell, {})[entry.id] = entry.gain if verified else None
         self._cached = None
@@ -150,51 +153,55 @@ class Knowledge:
         self._cached = None
 
     def live(self, kind: str | None = None) -> list[Operation]:
-        """Operations that nothing supersedes, oldest first. A retraction is itself an operation."""
-        replaced = {target for item in self._operations.values() for target in item.replaces}
-        found = [
-            item
-            for key, item in self._operations.items()
-            if key not in replaced and item.kind != "retract" and kind in (None, item.kind)
-        ]
-        return sorted(found, key=lambda item: (item.time, item.id))
+        """Operations that hold, oldest first."""
+        return self.operations.live(kind)
 
     def history(self) -> list[Operation]:
         """Every operation ever made, superseded or not, oldest first."""
-        return sorted(self._operations.values(), key=lambda item: (item.time, item.id))
+        return self.operations.history()
 
     # -- questions -----------------------------------------------------------------------------
 
     @property
+    def version(self) -> str:
+        """Names all that the answers depend on: equal versions give equal answers."""
+        cells = [
+            (cell, sorted(counts.gains), counts.failures)
+            for cell, counts in sorted(self._counts().items())
+            if counts.gains or counts.failures
+        ]
+        return digest(repr((cells, sorted(item.id for item in self.live()))))
+
+    @property
     def techniques(self) -> tuple[str, ...]:
         """Every technique defined or tried, aliases resolved, in alphabetical order."""
-        names = {cell[1] for cell in self._counts()} | {item.subject for item in self.live("technique")}
-        return tuple(sorted(names))
+        defined = {self.resolve(item.subject) for item in self.live("technique")}
+        return tuple(sorted({cell[1] for cell in self._counts()} | defined))
 
     def guidance(self, technique: str) -> str:
-        texts = [item.text for item in self.live("technique") if item.subject == technique]
-        return texts[-1] if texts else ""
+        return self.operations.guidance(technique)
 
     def notes(self, technique: str | None = None, held: str | None = None) -> list[Operation]:
         """Live notes on a technique that apply to signature ``held`` (notes without one always do)."""
-        flags = set(parts(held)) if held else None
-        return [
-            item
-            for item in self.live("note")
-            if technique in (None, item.subject)
-            and (flags is None or not item.signature or set(parts(item.signature)) <= flags)
-        ]
+        return self.operations.notes(technique, held)
 
-    def posterior(self, technique: str, held: str, device: str) -> Posterior:
-        """Belief about ``technique`` for a program of signature ``held`` on ``device``."""
-        cells = self._counts()
-        main = parts(held)[0]
-        mine = [(cell, counts) for cell, counts in cells.items() if cell[1] == technique]
+    def resolve(self, technique: str, held: str = "") -> str:
+        """The name a technique goes by in signature ``held``, after aliases."""
+        return self.operations.resolve(technique, held)
+
+    def posterior(self, technique: str, held: str, device: str, source: str) -> Posterior:
+        """Belief about ``technique`` for a program of signature ``held`` on ``device``.
+
+        ``source`` is ``measured`` or ``modelled``: the times that the belief is about.
+        """
+        name, main = self.resolve(technique, held), parts(held)[0]
+        mine = [(cell, counts) for cell, counts in self._counts().items() if cell[1] == name]
+        here = [item for item in mine if item[0][2] in (device, "") and item[0][3] in (source, "")]
         chain = (
             [counts for _, counts in mine],
-            [counts for cell, counts in mine if cell[2] in (device, "")],
-            [counts for cell, counts in mine if cell[2] in (device, "") and parts(cell[0])[0] in (main, "")],
-            [counts for cell, counts in mine if cell[2] in (device, "") and cell[0] == held],
+            [counts for _, counts in here],
+            [counts for cell, counts in here if parts(cell[0])[0] in (main, "")],
+            [counts for cell, counts in here if cell[0] == held],
         )
         level = self._root_level
         for counts in chain:
@@ -202,7 +209,7 @@ class Knowledge:
         spread = math.sqrt(level.variance)
         last = chain[-1]
         return Posterior(
-            technique,
+            name,
             level.mean,
             spread,
             spread / math.sqrt(level.weight),
@@ -216,12 +223,14 @@ class Knowledge:
         self,
         held: str,
         device: str,
+        source: str,
         techniques: Sequence[str] | None = None,
         rng: np.random.Generator | None = None,
     ) -> list[Posterior]:
         """Techniques, best first: by Thompson draws with ``rng``, by expected score without."""
         names = self.techniques if techniques is None else techniques
-        beliefs = [self.posterior(name, held, device) for name in names]
+        names = sorted({self.resolve(name, held) for name in names})
+        beliefs = [self.posterior(name, held, device, source) for name in names]
         keys = {item.technique: item.score if rng is None else item.sample(rng) for item in beliefs}
         return sorted(beliefs, key=lambda item: (-keys[item.technique], item.technique))
 
@@ -232,38 +241,29 @@ class Knowledge:
             if not item.technique:
                 continue
             gain = item.gain if item.status == Status.TIMED else None
-            held = signature(item.profile)
-            scores.append(self.posterior(self.resolve(item.technique), held, item.device).log_density(gain))
+            belief = self.posterior(item.technique, signature(item.profile), item.device, item.source)
+            scores.append(belief.log_density(gain))
         return math.fsum(scores) / len(scores) if scores else 0.0
 
-    def resolve(self, technique: str) -> str:
-        """The name a technique goes by after aliases."""
-        aliases = {item.subject: item.text for item in self.live("alias")}
-        seen: set[str] = set()
-        while technique in aliases and technique not in seen:
-            seen.add(technique)
-            technique = aliases[technique]
-        return technique
-
     def _counts(self) -> dict[Cell, Counts]:
+        """All cells by resolved technique, and the root; made again when something has changed."""
         if self._cached is not None:
             return self._cached
         table: dict[Cell, Counts] = {}
-        aliases = {item.subject: item.text for item in self.live("alias")}
-        resolve = functools.cache(lambda name: self.resolve(name) if aliases else name)
-        for (held, technique, device), outcomes in self._cells.items():
-            counts = table.setdefault((held, resolve(technique), device), Counts())
+        for (held, technique, device, source), outcomes in self._cells.items():
+            counts = table.setdefault((held, self.resolve(technique, held), device, source), Counts())
             for gain in outcomes.values():
                 if gain is None:
                     counts.failures += 1
                 else:
                     counts.gains.append(gain)
-        for (held, technique, device), known in self._bulk.items():
-            counts = table.setdefault((held, resolve(technique), device), Counts())
+        for (held, technique, device, source), known in self._bulk.items():
+            counts = table.setdefault((held, self.resolve(technique, held), device, source), Counts())
             counts.gains += known.gains
             counts.failures += known.failures
         for item in self.live("belief"):
-            cell = (item.signature, resolve(item.subject), item.device)
+            name = self.resolve(item.subject, item.signature)
+            cell = (item.signature, name, item.device, item.source)
             table.setdefault(cell, Counts()).beliefs.append((item.weight, item.value))
         self._cached = table
         self._root_level = shrink(list(table.values()), ROOT)

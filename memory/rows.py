@@ -118,24 +118,37 @@ class Rows:
         return np.isin(self.table[name][: self.count], codes)
 
     def cells(self) -> dict[Cell, Counts]:
-        """Outcomes of all live rows by (signature, technique, device), for the knowledge base."""
+        """Outcomes of all live rows by (signature, technique, device, source), for the knowledge base."""
         rows = self.table[: self.count][self.table["alive"][: self.count]]
-        names = {
-            column: list(self.codes[column]) for column in ("signature", "technique", "device", "status")
-        }
+        columns = ("signature", "technique", "device", "source")
+        names = [list(self.codes[column]) for column in columns]
         unrecorded = self.codes["status"].get(str(Status.UNRECORDED), -1)
         untold = self.codes["technique"].get("", -1)
         rows = rows[(rows["status"] != unrecorded) & (rows["technique"] != untold)]
-        keys, which = np.unique(rows[["signature", "technique", "device"]], return_inverse=True)
+        keys, which = np.unique(rows[list(columns)], return_inverse=True)
         table: dict[Cell, Counts] = {}
         order = np.argsort(which, kind="stable")
         bounds = np.searchsorted(which[order], np.arange(len(keys) + 1))
         for number, key in enumerate(keys):
             gains = rows["gain"][order[bounds[number] : bounds[number + 1]]]
             known = gains[np.isfinite(gains)]
-            cell = (names["signature"][key[0]], names["technique"][key[1]], names["device"][key[2]])
-            table[cell] = Counts([float(gain) for gain in known], int(len(gains) - len(known)))
+            held, technique, device, source = (
+                words[code] for words, code in zip(names, key.tolist(), strict=True)
+            )
+            table[held, technique, device, source] = Counts(
+                [float(gain) for gain in known], int(len(gains) - len(known))
+            )
         return table
+
+    def places(self) -> dict[tuple[str, str], int]:
+        """How many live experiences each (device, source) has; measured and modelled are never one."""
+        rows = self.table[: self.count][self.table["alive"][: self.count]]
+        devices, sources = list(self.codes["device"]), list(self.codes["source"])
+        keys, counts = np.unique(rows[["device", "source"]], return_counts=True)
+        return {
+            (devices[device], sources[source]): int(count)
+            for (device, source), count in zip(keys.tolist(), counts, strict=True)
+        }
 
     # -- the cache -------------------------------------------------------------------------------
 

@@ -84,10 +84,10 @@ class Recall:
             return "submit"
         held = signature(observed_profile(observation)) if observation is not None else UNKNOWN
         remembered = self._remembered(observation, history.device)
-        draws = [self._draw(move, held, history.device, remembered) for move in found]
+        draws = [self._draw(move, held, history, remembered) for move in found]
         move = found[int(np.argmax(draws))]
         self._tried.add(move.text)
-        belief = self._posterior(move.technique, held, history.device)
+        belief = self._posterior(move.technique, held, history)
         self._notes = {
             "technique": move.technique,
             "move": move.key,
@@ -116,12 +116,14 @@ class Recall:
             self._recalled = (source, move_evidence(found))
         return self._recalled[1]
 
-    def _posterior(self, technique: str, held: str, device: str) -> Posterior | None:
-        return self.memory.knowledge.posterior(technique, held, device) if self.memory is not None else None
+    def _posterior(self, technique: str, held: str, history: Episode) -> Posterior | None:
+        if self.memory is None:
+            return None
+        return self.memory.knowledge.posterior(technique, held, history.device, history.source)
 
-    def _draw(self, move: Move, held: str, device: str, remembered: Mapping[str, Belief]) -> float:
+    def _draw(self, move: Move, held: str, history: Episode, remembered: Mapping[str, Belief]) -> float:
         """One Thompson draw of the move's worth: the technique's belief, then what is known of the move."""
-        belief = self._posterior(move.technique, held, device)
+        belief = self._posterior(move.technique, held, history)
         mean, weight, spread = 0.0, 1.0, 0.25
         if belief is not None:
             mean, spread = belief.verified * belief.mean + (1 - belief.verified) * FAILED_GAIN, belief.spread
@@ -150,14 +152,15 @@ class Recall:
 class TechniqueMemory:
     """The episodic memory as ``hillclimb`` asks for it: beliefs by technique for a situation."""
 
-    def __init__(self, memory: Memory, device: str, holdout: Holdout = Holdout()) -> None:
+    def __init__(self, memory: Memory, device: str, source: str, holdout: Holdout = Holdout()) -> None:
         self.memory = memory
         self.device = device
+        self.source = source
         self.holdout = holdout
 
     def recall(self, task: Task, observation: Mapping[str, Any]) -> Mapping[str, Belief]:
         held = signature(observed_profile(observation))
-        ranked = self.memory.knowledge.rank(held, self.device)
+        ranked = self.memory.knowledge.rank(held, self.device, self.source)
         return {item.technique: Belief(item.score, item.count) for item in ranked if item.count}
 
     def remember(self, task: Task, record: object) -> None:

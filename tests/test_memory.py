@@ -121,7 +121,8 @@ def test_held_out_experiences_never_come_back(
     blind = Memory(memory.folder, holdout=out)
     assert set(ids(blind.recall(place(memory, 2), 50))) == expected
     known = sum(
-        blind.knowledge.posterior("coalescing", signature(DRAM), name).count for name in ("H200", "A100")
+        blind.knowledge.posterior("coalescing", signature(DRAM), name, "modelled").count
+        for name in ("H200", "A100")
     )
     assert known == len(expected)
 
@@ -159,9 +160,9 @@ def test_merge_is_commutative_and_idempotent(tmp_path: Path) -> None:
     query = place(one, 9)
     assert sorted(ids(one.recall(query, 50))) == sorted(ids(two.recall(query, 50)))
     for technique in one.knowledge.techniques:
-        assert one.knowledge.posterior(technique, signature(DRAM), "H200") == two.knowledge.posterior(
-            technique, signature(DRAM), "H200"
-        )
+        assert one.knowledge.posterior(
+            technique, signature(DRAM), "H200", "modelled"
+        ) == two.knowledge.posterior(technique, signature(DRAM), "H200", "modelled")
 
 
 def test_a_damaged_or_foreign_index_is_rebuilt(tmp_path: Path) -> None:
@@ -277,16 +278,19 @@ def test_knowledge_learns_shrinks_and_does_not_depend_on_order() -> None:
     for entry in random.Random(1).sample(entries, len(entries)):
         shuffled.add([entry, entry])
     held = signature(DRAM)
-    ranked = knowledge.rank(held, "H200")
-    assert ranked == shuffled.rank(held, "H200")
+    ranked = knowledge.rank(held, "H200", "modelled")
+    assert ranked == shuffled.rank(held, "H200", "modelled")
     assert ranked[0].technique == "tiling" and 0.8 < ranked[0].mean < 1.1 and ranked[0].verified > 0.75
-    padding = knowledge.posterior("padding", held, "H200")
+    padding = knowledge.posterior("padding", held, "H200", "modelled")
     assert padding.verified < 0.35 and padding.failures == 10 and padding.score < ranked[0].score / 5
     # Elsewhere the same technique is believed in, less and with more doubt.
-    elsewhere = knowledge.posterior("tiling", "issue+spills", "A100")
+    elsewhere = knowledge.posterior("tiling", "issue+spills", "A100", "modelled")
     assert 0.3 < elsewhere.mean < ranked[0].mean and elsewhere.count == 0
-    assert knowledge.posterior("tiling", held, "H200").doubt < elsewhere.doubt
-    draws = [knowledge.rank(held, "H200", rng=np.random.default_rng(seed))[0].technique for seed in range(30)]
+    assert knowledge.posterior("tiling", held, "H200", "modelled").doubt < elsewhere.doubt
+    draws = [
+        knowledge.rank(held, "H200", "modelled", rng=np.random.default_rng(seed))[0].technique
+        for seed in range(30)
+    ]
     assert draws.count("tiling") > 20
 
 
@@ -294,18 +298,21 @@ def test_evidence_overrules_a_planted_belief_and_notes_are_superseded() -> None:
     knowledge = Knowledge()
     wrong = Operation("belief", "unrolling", signature="dram", value=2.0, weight=1.0)
     knowledge.add([wrong])
-    before = knowledge.posterior("unrolling", signature(DRAM), "H200").mean
+    before = knowledge.posterior("unrolling", signature(DRAM), "H200", "modelled").mean
     knowledge.add([experience(n, technique="unrolling", gain=0.0, episode=f"e{n}")[1] for n in range(12)])
-    assert before > 0.3 and knowledge.posterior("unrolling", signature(DRAM), "H200").mean < 0.2
+    assert before > 0.3 and knowledge.posterior("unrolling", signature(DRAM), "H200", "modelled").mean < 0.2
     first = Operation("note", "unrolling", "always", time=1.0, provenance=("e1",))
     second = Operation("note", "unrolling", "rarely", replaces=(first.id,), time=2.0)
     knowledge.add([second, first])
     assert [note.text for note in knowledge.notes("unrolling")] == ["rarely"]
     knowledge.add([Operation("retract", "unrolling", replaces=(second.id, wrong.id), time=3.0)])
-    assert knowledge.notes("unrolling") == [] and len(knowledge.history()) == 4
+    # Taken back is as if never made: what it had superseded holds again.
+    assert [note.text for note in knowledge.notes("unrolling")] == ["always"] and len(
+        knowledge.history()
+    ) == 4
     knowledge.add([Operation("alias", "loop unrolling", "unrolling")])
     knowledge.add([experience(n, technique="loop unrolling", gain=0.5, episode=f"x{n}")[1] for n in range(3)])
-    assert knowledge.posterior("unrolling", signature(DRAM), "H200").count == 15
+    assert knowledge.posterior("unrolling", signature(DRAM), "H200", "modelled").count == 15
 
 
 @given(st.sampled_from([e for n in range(3) for e in experience(n)] + starter()[:3]))
