@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kb_env.edits import diff_action
 from kb_env.records import RecordError, from_plain, pack, unpack_plain
 from kb_env.types import DTYPE_BYTES, Episode, Evaluation, Program, Status, StepRecord, Task, digest
 from memory.embed import Embedder, HashedEmbedder, Vector, from_bytes, to_bytes
@@ -371,15 +372,26 @@ def episode_entries(episode: Episode, task: Task, now: float) -> list[Entry]:
     )
     # By program, not by order: a step may start from the best program after a revert.
     known = {episode.initial.key: episode.initial_evaluation}
+    programs = {episode.initial.key: episode.initial}
     entries: list[Entry] = [Stored(episode.initial)]
     for step in episode.steps:
         if step.status is Status.UNRECORDED or step.action.strip() in ("submit", "revert"):
             continue
         entries += [Stored(program) for program in (step.before, step.after) if program is not None]
+        step = _rebased(step, programs.get(str(step.notes.get("base_key", ""))))
         entries.append(_experience(step, episode, task, key, known.get(step.before.key), now))
         if step.after is not None and step.evaluation is not None and step.evaluation.verified:
             known.setdefault(step.after.key, step.evaluation)
+            programs.setdefault(step.after.key, step.after)
     return entries
+
+
+def _rebased(step: StepRecord, base: Program | None) -> StepRecord:
+    """The step as an edit of the program that the policy says it edited, where that is another."""
+    if base is None or base == step.before:
+        return step
+    action = diff_action(base.text, step.after.text) if step.after is not None else step.action
+    return replace(step, before=base, action=action)
 
 
 def _experience(
