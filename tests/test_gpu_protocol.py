@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import signal
 import socket
 import threading
 import time
@@ -122,6 +123,32 @@ def test_silent_child_is_a_timeout_and_dies_as_a_group() -> None:
     while _group_alive(group) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _group_alive(group)
+
+
+def test_a_peer_that_hung_up_is_seen_at_once(channels: tuple[Channel, socket.socket]) -> None:
+    ours, theirs = channels
+    Channel(theirs).send(Done())
+    assert ours.receive(30.0) == Done()  # leaves the socket with a time limit of its own
+    started = time.monotonic()
+    assert not ours.hung_up()
+    Channel(theirs).send(Done())
+    theirs.close()
+    assert not ours.hung_up()  # its last message comes first
+    assert ours.receive(1.0) == Done()
+    assert ours.hung_up()
+    assert time.monotonic() - started < 1.0
+
+
+def test_a_killed_child_is_not_alive() -> None:
+    worker = Worker("kb_env.gpu.no_such_module", 0)
+    try:
+        os.kill(worker.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 5.0
+        while worker.alive() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert not worker.alive()
+    finally:
+        worker.kill()
 
 
 def _group_alive(group: int) -> bool:

@@ -94,6 +94,7 @@ class Bench:
         self._oracle = oracle
         self._mirror = mirror
         self._mirrored = False
+        self._nbytes = 0
         self._layouts: dict[tuple[int, str], Layout] = {}
         self._laid: dict[tuple[int, str], int] = {}
         self._globals = False
@@ -118,6 +119,7 @@ class Bench:
         nbytes = max(layout.used for layout in self._layouts.values()) + ALIGN
         if nbytes > 0.6 * self.facts.memory_bytes:
             raise KbError(f"task {task.name} needs {nbytes >> 20} MiB of GPU memory: choose smaller cases")
+        self._nbytes = nbytes
         self._ask_oracle(Pose(task))
         reserved = self._ask_runner("open", Reserve(nbytes, self.controls.share), Reserved, LOAD_SECONDS)
         if reserved.handle:
@@ -182,7 +184,7 @@ class Bench:
         guard = self.rng.randrange(1, 255)
         self._ask_oracle(Arm(self._number(side, case.name, layout), poison, guard))
         reload = (reload or self._globals) and self.controls.reload
-        mirror = layout.used if self._mirrored else 0
+        mirror = self._nbytes if self._mirrored else 0
         spin = self._spin_ns + 5_000 * self._steps[side, case.name]
         message = Run(side, case.name, reload, self.controls.cold_l2, spin, mirror, profile)
         started = time.monotonic()
@@ -197,7 +199,9 @@ class Bench:
         """The oracle's number of a layout; told on first use."""
         if (side, case) not in self._laid:
             self._laid[side, case] = len(self._laid)
-            self._ask_oracle(Lay(self._laid[side, case], case, layout.regions, layout.used))
+            # Guard bands reach to the arena's end: what another layout left there, or a candidate would
+            # like to keep there, is overwritten before each run and checked after it.
+            self._ask_oracle(Lay(self._laid[side, case], case, layout.regions, self._nbytes))
         return self._laid[side, case]
 
     def judge(self) -> Checked:

@@ -99,7 +99,7 @@ class Crew:
     def end(self, runner: Worker, bench: Bench) -> None:
         """A runner serves one evaluation. It is killed now and collected later, another one starts."""
         runner.kill(wait=0)
-        self._dying = [worker for worker in [*self._dying, runner] if worker.alive()]
+        self._dying = [worker for worker in [*self._dying, runner] if worker.exists()]
         try:
             bench.close()
         except KbError:

@@ -41,6 +41,16 @@ class WorkerFailed(Exception):
         self.fail = fail
 
 
+def _exiting(pid: int) -> bool:
+    """Whether the kernel is taking the process apart: a GPU driver's share of that can last a second,
+    and its sockets stay open that long. Flag PF_EXITING of /proc/PID/stat, see proc(5)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return bool(int(stat.rpartition(")")[2].split()[6]) & 4)
+
+
 def clean_environment() -> dict[str, str]:
     """The environment of every child: nothing that a candidate or a user's shell could have planted."""
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
@@ -102,8 +112,15 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def alive(self) -> bool:
+    def exists(self) -> bool:
+        """Whether the process is still there, be it dying."""
         return self._process.poll() is None
+
+    def alive(self) -> bool:
+        """Whether it can still be talked to. A process that was killed may take long to be gone."""
+        if not self.exists() or _exiting(self._process.pid):
+            return False
+        return not (self._channel is not None and self._channel.hung_up())
 
     def expect(self, answer: type[T], seconds: float) -> T:
         """Wait for a message of type ``answer``.

@@ -326,6 +326,19 @@ class Channel:
         del self._buffer[:size]
         return taken
 
+    def hung_up(self) -> bool:
+        """Whether the other side is known to be gone. False may be stale the moment it is said."""
+        if self._buffer:
+            return False
+        try:
+            # In time-out mode a peek would wait for the time limit, MSG_DONTWAIT or not.
+            self._connection.setblocking(False)
+            return self._connection.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         self._connection.close()
 
