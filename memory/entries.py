@@ -179,6 +179,7 @@ class Filter:
     statuses: tuple[str, ...] = ()
     suites: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    episodes: tuple[str, ...] = ()
     since: float | None = None
     until: float | None = None
 

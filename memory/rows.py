@@ -94,6 +94,7 @@ class Rows:
             ("status", wanted.statuses),
             ("suite", wanted.suites),
             ("source", wanted.sources),
+            ("episode", wanted.episodes),
         )
         for name, values in wishes:
             if values:

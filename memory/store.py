@@ -197,6 +197,14 @@ class Memory:
         assert isinstance(entry, Experience)
         return entry
 
+    def of_episodes(self, keys: Iterable[str]) -> list[Experience]:
+        """The live experiences of these episodes, in order of the log."""
+        names = tuple(keys)
+        if not names:
+            return []
+        wanted = self.rows.allowed(Filter(episodes=names), Holdout())
+        return [self.experience(int(row)) for row in np.flatnonzero(wanted)]
+
     def entries(self) -> Iterable[Entry]:
         """Every readable entry of the log, in order of writing."""
         for _, payload in self.log.scan(None, []):
@@ -365,11 +373,16 @@ class Memory:
         self.log.close()
 
 
-def episode_entries(episode: Episode, task: Task, now: float) -> list[Entry]:
-    """An episode as entries: each step's programs once, and one experience a step."""
-    key = digest(
+def episode_key(episode: Episode) -> str:
+    """What an episode's experiences are known by in ``Experience.episode``."""
+    return digest(
         "\0".join((episode.task, episode.policy, str(episode.seed), episode.device, episode.initial.key))
     )
+
+
+def episode_entries(episode: Episode, task: Task, now: float) -> list[Entry]:
+    """An episode as entries: each step's programs once, and one experience a step."""
+    key = episode_key(episode)
     # By program, not by order: a step may start from the best program after a revert.
     known = {episode.initial.key: episode.initial_evaluation}
     programs = {episode.initial.key: episode.initial}

@@ -24,6 +24,7 @@ POLICIES: dict[str, str] = {
     "script": "policies.script:Script",
     "recall": "policies.recall:Recall",
     "refine": "policies.refine:Refine",
+    "maicrl": "policies.maicrl:Maicrl",
 }
 
 

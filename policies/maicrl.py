@@ -1,0 +1,323 @@
+"""Policy ``maicrl``: memory-augmented in-context reinforcement learning.
+
+The method of KernelBlaster (arXiv 2602.14293) as its paper means it. The policy's parameters are the
+text and numbers of the knowledge base. At each step the state is found numerically (the profile's
+signature and the program); the memory recalls similar situations and ranks techniques by their
+posterior; the model proposes a plan from them; one technique is drawn by chance and the model lowers
+it to edits. A failed edit is repaired up to ``repairs`` times, each try a step. An episode is several
+trajectories from one start, whose slower steps are kept since they may prepare faster ones; the
+environment keeps the best program. What is learned after a round is in policies/maicrl_gradient.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kb_env.edits import BadEdit, apply_edits, diff_action, parse_action
+from kb_env.types import Episode, Profile, Program, Status, Task
+from memory.entries import Holdout, Situation
+from memory.knowledge import Knowledge
+from memory.signature import signature
+from memory.store import Memory, task_scale
+from policies.chat import BudgetSpent, Chat, Settings
+from policies.maicrl_answers import PLAN_SCHEMA, ask_checked, one_line, read_plan
+from policies.maicrl_choice import Candidate, Proposal, believe, choose, log_of
+from policies.maicrl_gradient import Gradient
+from policies.maicrl_words import (
+    Attempt,
+    Lore,
+    Place,
+    lower_messages,
+    plan_messages,
+    technique_part,
+)
+from policies.situation import observed_profile
+
+#: A program this many times slower than its trajectory's best is left: the next step starts from that best.
+LEFT_BEHIND = 2.0
+#: What is tried without a plan: the model's own idea.
+OWN_IDEA = Proposal("own idea", guidance="Make the change that you think gains most.")
+
+
+@dataclass(frozen=True)
+class Options:
+    """``choose`` is ``thompson`` or ``softmax``; ``ranked`` and ``recollections`` go into each plan's prompt."""
+
+    trajectories: int = 2
+    repairs: int = 2
+    choose: str = "thompson"
+    ranked: int = 12
+    recollections: int = 4
+    prompt_tokens: int = 16_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """A verified program, what was measured of it, and its speedup over the initial one."""
+
+    program: Program
+    profile: Profile | None
+    speedup: float
+
+
+@dataclass
+class Pending:
+    """A drawn technique that is being applied, and its attempts that failed."""
+
+    proposal: Proposal
+    failed: list[Attempt] = field(default_factory=list)
+    answer: str = ""
+    fault: str = ""
+
+
+class Maicrl:
+    """``chat`` is made from ``model`` and ``base_url`` unless given.
+
+    ``raw_profile`` leaves the words about the profile out of prompts, ``gradient=False`` the learning
+    after a round: both are for ablations.
+    """
+
+    name = "maicrl"
+
+    def __init__(
+        self,
+        model: str = "",
+        base_url: str | None = None,
+        chat: Chat | None = None,
+        memory: Memory | None = None,
+        holdout: Holdout = Holdout(),
+        raw_profile: bool = False,
+        gradient: bool = True,
+        options: Options = Options(),
+    ) -> None:
+        if holdout != Holdout() and memory is not None:
+            memory = Memory(memory.folder, holdout=holdout)
+        self.chat = chat if chat is not None else Chat(Settings(model, base_url))
+        self.memory, self.options = memory, options
+        self.raw_profile, self.gradient = raw_profile, gradient
+        self._rng = np.random.default_rng(0)
+        self._task: Task | None = None
+
+    # -- the episode -----------------------------------------------------------------------------
+
+    def begin(self, task: Task, rng: np.random.Generator) -> None:
+        self._task, self._rng = task, rng
+        self._knowledge = self.memory.knowledge if self.memory is not None else Knowledge()
+        self._start: Point | None = None
+        self._here: Point | None = None
+        self._top: Point | None = None
+        self._pending: Pending | None = None
+        self._shown: dict[str, list[float | None]] = {}
+        self._made_up: dict[str, str] = {}
+        self._notes: dict[str, str | float] = {}
+        self._seen = self._taken = self._trajectory = self._length = 0
+
+    def act(self, observation: Mapping[str, Any], history: Episode) -> str:
+        before = self.chat.usage
+        self._notes = {}
+        try:
+            action = self._next(observation, history)
+        except BudgetSpent as spent:
+            self._notes["stopped"] = str(spent)
+            action = "submit"
+        used = self.chat.usage
+        self._notes |= {
+            "requests": float(used.requests - before.requests),
+            "prompt_tokens": float(used.prompt_tokens - before.prompt_tokens),
+            "answer_tokens": float(used.answer_tokens - before.answer_tokens),
+            "money": used.money - before.money,
+        }
+        return action
+
+    def _next(self, observation: Mapping[str, Any], history: Episode) -> str:
+        if self._start is None:
+            self._enter(observation, history)
+        self._observe(history)
+        while self._pending is None:
+            if self._taken >= self._length and not self._restart():
+                return "submit"
+            proposal = self._choose(observation, history)
+            if proposal is not None:
+                self._pending = Pending(proposal)
+            elif not self._restart():
+                return "submit"
+        self._taken += 1
+        return self._lower(observation, history)
+
+    def _enter(self, observation: Mapping[str, Any], history: Episode) -> None:
+        """Fix the start and the length of the trajectories."""
+        first = history.initial_evaluation
+        profile = first.profile if first is not None else observed_profile(observation)
+        speedup = (first.speedup if first is not None else None) or 1.0
+        self._start = self._here = self._top = Point(history.initial, profile, speedup)
+        self._length = math.ceil(int(observation["steps_left"]) / max(1, self.options.trajectories))
+
+    def _restart(self) -> bool:
+        """Begin the next trajectory at the start; False if the last one is over."""
+        self._trajectory, self._taken = self._trajectory + 1, 0
+        self._here = self._top = self._start
+        return self._trajectory < max(1, self.options.trajectories)
+
+    def _observe(self, history: Episode) -> None:
+        """The state after the last step, from what was measured."""
+        steps, self._seen = history.steps[self._seen :], len(history.steps)
+        if not steps or self._pending is None or self._here is None or self._top is None:
+            return
+        step, pending = steps[-1], self._pending
+        shown = self._shown.setdefault(pending.proposal.technique, [])
+        if step.status is Status.TIMED and step.after is not None and step.speedup:
+            shown.append(math.log(step.speedup / self._here.speedup))
+            profile = step.evaluation.profile if step.evaluation is not None else None
+            self._here = Point(step.after, profile, step.speedup)
+            if step.speedup >= self._top.speedup:
+                self._top = self._here
+            elif step.speedup * LEFT_BEHIND < self._top.speedup:
+                self._here = self._top
+            self._pending = None
+            return
+        shown.append(None)
+        pending.failed.append(Attempt(pending.answer, pending.fault or step.feedback))
+        if len(pending.failed) > self.options.repairs or pending.fault == DECLINED:
+            self._pending = None
+
+    # -- planning --------------------------------------------------------------------------------
+
+    def _choose(self, observation: Mapping[str, Any], history: Episode) -> Proposal | None:
+        """The technique to apply next, drawn from the model's plan; None if it plans nothing."""
+        place = self._place()
+        lore = self._lore(place, history)
+        limits = self.raw_profile, self.options.prompt_tokens
+        known = {belief.technique for belief, _ in lore.ranked} | {
+            *self._knowledge.techniques,
+            *self._made_up,
+        }
+        plan, fault = ask_checked(
+            self.chat,
+            plan_messages(observation, history, place, lore, limits),
+            PLAN_SCHEMA,
+            lambda raw, strict: read_plan(raw, known, strict),
+        )
+        if plan is not None and not plan:
+            return None
+        if plan is None:  # what the knowledge base ranks first does as a plan
+            plan = [Proposal(belief.technique) for belief, _ in lore.ranked[:5]] or [OWN_IDEA]
+            self._notes["plan_fault"] = one_line(fault)
+        drawn, weighed = choose(
+            [self._candidate(item, place, history) for item in plan], self._rng, self.options.choose
+        )
+        self._record(drawn, weighed, place)
+        return drawn.proposal
+
+    def _candidate(self, proposal: Proposal, place: Place, history: Episode) -> Candidate:
+        prior = self._knowledge.posterior(proposal.technique, place.signature, history.device, history.source)
+        shown = self._shown.get(proposal.technique, ())
+        return Candidate(proposal, believe(prior, proposal.predicted, shown))
+
+    def _record(self, drawn: Candidate, weighed: Sequence[Candidate], place: Place) -> None:
+        """The notes of a choice, so that it can be judged later without having been there."""
+        proposal = drawn.proposal
+        self._notes |= {
+            "propensity": drawn.propensity,
+            "candidates": log_of(weighed),
+            "chosen_by": self.options.choose,
+            "knowledge": self._knowledge.version,
+            "why": proposal.why,
+        }
+        if proposal.predicted is not None:
+            self._notes["model_gain"] = math.exp(proposal.predicted)
+        if proposal.guidance and proposal is not OWN_IDEA:
+            self._made_up[proposal.technique] = proposal.guidance
+            self._notes["guidance"] = proposal.guidance
+        self._drawn_notes: dict[str, str | float] = {
+            "technique": proposal.technique,
+            "signature": place.signature,
+            "predicted_gain": math.exp(drawn.belief.mean),
+        }
+
+    def _place(self) -> Place:
+        assert self._here is not None
+        return Place(self._here.program.text, self._here.profile, signature(self._here.profile))
+
+    def _lore(self, place: Place, history: Episode) -> Lore:
+        if self.memory is None or self._task is None:
+            return Lore()
+        ranked = self._knowledge.rank(place.signature, history.device, history.source)
+        ranked = ranked[: self.options.ranked]
+        task = self._task
+        where = Situation(
+            place.source, place.profile, task.family, task.dtype, history.device, task_scale(task)
+        )
+        return Lore(
+            [(belief, self._knowledge.guidance(belief.technique)) for belief in ranked],
+            self._knowledge.notes(held=place.signature)[-12:],
+            self.memory.recall(where, self.options.recollections),
+        )
+
+    # -- lowering --------------------------------------------------------------------------------
+
+    def _lower(self, observation: Mapping[str, Any], history: Episode) -> str:
+        """The pending technique as an action, by the model."""
+        assert self._pending is not None and self._here is not None
+        pending, base = self._pending, self._here.program
+        proposal = pending.proposal
+        place = self._place()
+        guidance = self._made_up.get(proposal.technique) or self._knowledge.guidance(proposal.technique)
+        notes = self._knowledge.notes(proposal.technique, place.signature)[-4:]
+        asked = lower_messages(
+            observation,
+            place,
+            technique_part(proposal, guidance, notes),
+            pending.failed,
+            (self.raw_profile, self.options.prompt_tokens),
+        )
+        self._notes |= {
+            **self._drawn_notes,
+            "base_key": base.key,
+            "trajectory": float(self._trajectory),
+            "repair": float(len(pending.failed)),
+        }
+        answer = self.chat.ask(asked)[0]
+        pending.answer = answer.text
+        text, pending.fault = lowered(answer.text, base)
+        if text is None:
+            self._notes |= {"edit_fault": one_line(pending.fault), "answer": one_line(answer.text, 2000)}
+            return NO_EDIT
+        return diff_action(str(observation["source"]), text)
+
+    # -- between episodes ------------------------------------------------------------------------
+
+    def notes(self) -> Mapping[str, str | float]:
+        return dict(self._notes)
+
+    def learn(self, episodes: Sequence[Episode]) -> None:
+        """The textual gradient, from episodes that the memory holds already; nothing without a memory."""
+        if self.gradient and self.memory is not None and not self.memory.frozen and episodes:
+            Gradient(self.chat, self.memory, self.options.prompt_tokens).update(episodes)
+
+    def save(self, folder: Path) -> None:
+        """What is learned is in the memory, on disk already."""
+
+    def load(self, folder: Path) -> None:
+        """What is learned is in the memory, on disk already."""
+
+
+#: The action for an answer that holds no usable edit: it costs a step, like any other failed edit.
+NO_EDIT = "The model's answer holds no edit of the program it was asked about."
+DECLINED = "the model declined to change the program"
+
+
+def lowered(answer: str, base: Program) -> tuple[str | None, str]:
+    """The program that an answer makes of ``base``, or None and why there is none."""
+    try:
+        parsed = parse_action(answer, base.language)
+        if parsed.kind in ("submit", "revert"):
+            return None, DECLINED
+        return apply_edits(base.text, parsed.edits), ""
+    except BadEdit as error:
+        return None, f"BAD_EDIT: {error}"

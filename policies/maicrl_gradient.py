@@ -1,0 +1,299 @@
+"""The textual gradient of ``maicrl``: after a round, what the knowledge base should believe otherwise.
+
+In the words of KernelBlaster (arXiv 2602.14293) theta' = Update(theta, Gap(Eval(D, theta))), each part live:
+
+- policy evaluation: where predictions missed, from the numbers alone;
+- gap analysis: the model is shown the worst and the best cases with their changes and profiles;
+- parameter update: checked operations on the knowledge base, each tried on its own.
+
+The round's later steps are shown to nobody: an operation is kept only if the knowledge base, which has
+not seen them either, predicts them no worse with it than without. What is kept, what is rejected and
+with which scores are log records; :func:`revert` takes an update back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kb_env.edits import diff_action
+from kb_env.types import Episode, KbError
+from memory.entries import Experience, Forget, Operation, Recollection
+from memory.knowledge import Knowledge
+from memory.operations import applies
+from memory.signature import signature
+from memory.store import Memory, episode_key
+from policies.chat import BudgetSpent, Chat
+from policies.maicrl_answers import ask_checked, one_line, technique_name
+from policies.maicrl_updates import UPDATE_SCHEMA, Context, read_update, words_of
+from policies.maicrl_words import case_words, gap_messages, ratio
+
+#: Share of each episode's steps that is shown to the model; the rest tests its operations.
+SHOWN = 2 / 3
+#: Worst and best cases told.
+CASES = 4
+#: A failed step counts as this log gain where cases are put in order.
+FAILED_GAIN = -0.5
+
+
+@dataclass(frozen=True)
+class Miss:
+    """One technique in one signature: ``count`` verified steps, mean log gains predicted and measured."""
+
+    technique: str
+    signature: str
+    count: int
+    failures: int
+    predicted: float
+    measured: float
+    believed: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one update. Scores are mean log predictive densities of the ``tested`` later steps."""
+
+    kept: tuple[Operation, ...]
+    rejected: tuple[Operation, ...]
+    before: float
+    after: float
+    tested: int
+    fault: str = ""
+
+
+def split_steps(experiences: Sequence[Experience]) -> tuple[list[Experience], list[Experience]]:
+    """The earlier steps of each episode, which are shown, and its later ones, which test."""
+    episodes: dict[str, list[Experience]] = {}
+    for item in experiences:
+        episodes.setdefault(item.episode, []).append(item)
+    shown, later = [], []
+    for _, items in sorted(episodes.items()):
+        items.sort(key=lambda item: item.index)
+        cut = math.ceil(SHOWN * len(items))
+        shown += items[:cut]
+        later += items[cut:]
+    return shown, later
+
+
+def knowledge_without(memory: Memory, hidden: Sequence[Experience]) -> Knowledge:
+    """The knowledge base as it would be if the hidden experiences had not been made."""
+    unseen = {item.id for item in hidden}
+    entries = list(memory.entries())
+    unseen |= {item.target for item in entries if isinstance(item, Forget)}
+    found = Knowledge()
+    found.add(
+        item
+        for item in entries
+        if isinstance(item, Operation) or (isinstance(item, Experience) and item.id not in unseen)
+    )
+    return found
+
+
+def evaluate(experiences: Sequence[Experience], knowledge: Knowledge) -> list[Miss]:
+    """Policy evaluation, the largest misses first: predicted against measured by technique and signature."""
+    groups: dict[tuple[str, str, str, str], list[Experience]] = {}
+    for item in experiences:
+        held = signature(item.profile)
+        name = knowledge.resolve(item.technique, held)
+        groups.setdefault((name, held, item.device, item.source), []).append(item)
+    misses = []
+    for (name, held, device, source), items in groups.items():
+        gains = [item.gain for item in items if item.gain is not None]
+        foreseen = [item.predicted for item in items if item.predicted is not None]
+        measured = math.fsum(gains) / len(gains) if gains else math.nan
+        predicted = math.fsum(foreseen) / len(foreseen) if foreseen else math.nan
+        belief = knowledge.posterior(name, held, device, source)
+        misses.append(Miss(name, held, len(gains), len(items) - len(gains), predicted, measured, belief.mean))
+    return sorted(misses, key=lambda miss: (-_size(miss), miss.technique, miss.signature))
+
+
+def _size(miss: Miss) -> float:
+    gap = miss.measured - miss.predicted
+    return abs(gap) if math.isfinite(gap) else abs(FAILED_GAIN) if not miss.count else 0.0
+
+
+def miss_words(miss: Miss) -> str:
+    predicted = "nothing" if math.isnan(miss.predicted) else f"{ratio(miss.predicted)} times"
+    measured = "none verified" if not miss.count else f"{ratio(miss.measured)} times"
+    return (
+        f"- {miss.technique} in {miss.signature}: predicted {predicted}, measured {measured} "
+        f"({miss.count} verified, {miss.failures} failed); now believed {ratio(miss.believed)} times"
+    )
+
+
+def extremes(experiences: Sequence[Experience]) -> tuple[list[Experience], list[Experience]]:
+    """The steps that came out worst and best against what was predicted, the most extreme first."""
+
+    def surprise(item: Experience) -> float:
+        gain = FAILED_GAIN if item.gain is None else item.gain
+        return gain - (item.predicted or 0.0)
+
+    order = sorted(experiences, key=lambda item: (surprise(item), item.id))
+    count = min(CASES, (len(order) + 1) // 2)
+    return order[:count], order[::-1][: min(count, len(order) - count)]
+
+
+class Gradient:
+    """One round's learning. The memory must hold the round's episodes already."""
+
+    def __init__(self, chat: Chat, memory: Memory, prompt_tokens: int = 16_000) -> None:
+        self.chat, self.memory, self.prompt_tokens = chat, memory, prompt_tokens
+
+    def update(self, episodes: Sequence[Episode]) -> Outcome:
+        """Evaluate, analyse, update. A model that fails or says nothing usable changes nothing.
+
+        Raises:
+            KbError: if the model's endpoint cannot be used.
+        """
+        made_up = [step for episode in episodes for step in episode.steps if step.notes.get("guidance")]
+        self._define([(str(s.notes["technique"]), str(s.notes["guidance"])) for s in made_up])
+        keys = tuple(dict.fromkeys(map(episode_key, episodes)))
+        experiences = [item for item in self.memory.of_episodes(keys) if item.technique]
+        shown, later = split_steps(experiences)
+        knowledge = knowledge_without(self.memory, later)
+        before = knowledge.log_score(later)
+        if not shown:
+            return Outcome((), (), before, before, len(later), "no step names a technique")
+        context = Context.of(knowledge, shown[0].device, shown[0].source, self._number(), keys[:16])
+        messages = gap_messages(*self._told(shown, knowledge, context), self.prompt_tokens)
+        try:
+            proposed, fault = ask_checked(
+                self.chat, messages, UPDATE_SCHEMA, lambda raw, strict: read_update(raw, context, strict)
+            )
+        except BudgetSpent as spent:
+            proposed, fault = None, str(spent)
+        outcome = try_out(proposed or [], knowledge, later, fault)
+        self._write(outcome, context)
+        return outcome
+
+    def _define(self, techniques: Sequence[tuple[str, str]]) -> None:
+        """Take up the techniques that plans have made up; the first to define one is believed."""
+        knowledge = self.memory.knowledge
+        found: dict[str, Operation] = {}
+        for name, guidance in techniques:
+            if not knowledge.guidance(name) and name not in found:
+                found[name] = Operation("technique", technique_name(name), one_line(guidance), author="plan")
+        self.memory.add(found.values())
+
+    def _number(self) -> int:
+        return 1 + sum(item.kind == "update" for item in self.memory.knowledge.history())
+
+    def _told(
+        self, shown: Sequence[Experience], knowledge: Knowledge, context: Context
+    ) -> tuple[str, str, dict[str, str]]:
+        """What the model is told: the evaluation, what may be replaced, and cases."""
+        table = "\n".join(miss_words(miss) for miss in evaluate(shown, knowledge)[:24])
+        held = {signature(item.profile) for item in shown}
+        replaceable = [
+            item for item in context.replaceable.values() if any(applies(item.signature, one) for one in held)
+        ]
+        worst, best = extremes(shown)
+        cases = {
+            title: "\n\n".join(self._case(item) for item in items)
+            for title, items in (("Cases that came out worst", worst), ("Cases that came out best", best))
+        }
+        return table, "\n".join(map(words_of, replaceable[-30:])), cases
+
+    def _case(self, item: Experience) -> str:
+        before = self.memory.program(item.before)
+        after = self.memory.program(item.after) if item.after else None
+        diff = item.action
+        if before is not None and after is not None:
+            diff = diff_action(before.text, after.text)
+        return case_words(Recollection(item, 1.0, before, after), diff)
+
+    def _write(self, outcome: Outcome, context: Context) -> None:
+        """Everything into the log: what holds, what was rejected, and the update that they belong to."""
+        facts = {
+            "before": outcome.before,
+            "after": outcome.after,
+            "tested": outcome.tested,
+            "fault": outcome.fault,
+            "kept": [item.id for item in outcome.kept],
+            "rejected": [item.id for item in outcome.rejected],
+        }
+        record = Operation(
+            "update",
+            f"update {context.number}",
+            json.dumps(facts),
+            provenance=context.episodes,
+            author=context.author,
+            time=context.time,
+        )
+        self.memory.add([*outcome.kept, *outcome.rejected, record])
+
+
+def try_out(
+    proposed: Sequence[Sequence[Operation]],
+    knowledge: Knowledge,
+    later: Sequence[Experience],
+    fault: str = "",
+) -> Outcome:
+    """Keep the proposals, one after the other, with which the later steps are predicted no worse.
+
+    Each proposal is one or more operations that belong together. Without later steps nothing that
+    changes a prediction can be tested, and none is kept.
+    """
+    first = score = knowledge.log_score(later)
+    kept: list[Operation] = []
+    rejected: list[Operation] = []
+    tried: set[str] = set()
+    for group in proposed:
+        if tried & {item.id for item in group if item.kind != "technique"}:
+            continue  # the same again: it has been decided
+        tried |= {item.id for item in group}
+        told = [item for item in group if item.kind in ("belief", "alias", "retract")]
+        knowledge.add(group)
+        now = knowledge.log_score(later)
+        if now >= score and (later or not told):
+            score = now
+            kept += group
+            continue
+        knowledge.add([Operation("retract", "", replaces=tuple(item.id for item in group), time=math.inf)])
+        rejected += [refused(item, score, now) for item in group]
+    return Outcome(tuple(kept), tuple(rejected), first, score, len(later), fault)
+
+
+def refused(item: Operation, before: float, after: float) -> Operation:
+    """A proposal that was not kept, as history: it replaces nothing and no answer depends on it."""
+    facts = {
+        "kind": item.kind,
+        "signature": item.signature,
+        "value": item.value,
+        "text": item.text,
+        "replaces": item.replaces,
+        "score_before": before,
+        "score_after": after,
+    }
+    return Operation(
+        "rejected",
+        item.subject,
+        json.dumps(facts),
+        provenance=item.provenance,
+        author=item.author,
+        time=item.time,
+    )
+
+
+def updates(knowledge: Knowledge) -> list[Operation]:
+    """The updates ever made, oldest first; their text holds scores and ids as JSON."""
+    return [item for item in knowledge.history() if item.kind == "update"]
+
+
+def revert(memory: Memory, name: str) -> Operation:
+    """Take back what an update has kept; what it had superseded holds again.
+
+    Raises:
+        KbError: if there is no update that goes by this name or the beginning of its id.
+    """
+    found = [item for item in updates(memory.knowledge) if item.subject == name or item.id.startswith(name)]
+    if len(found) != 1:
+        known = ", ".join(item.subject for item in updates(memory.knowledge)) or "none"
+        raise KbError(f"no update {name!r} in {memory.folder}: there are {known}")
+    kept = tuple(json.loads(found[0].text)["kept"])
+    now = max((item.time for item in memory.knowledge.history()), default=0.0) + 1.0
+    undo = Operation("retract", found[0].subject, "reverted", replaces=kept, author="revert", time=now)
+    memory.add([undo])
+    return undo
