@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from kb_env.edits import BadEdit, apply_edits, diff_action, parse_action
-from kb_env.types import Episode, Profile, Program, Status, Task
+from kb_env.types import Episode, Program, Task
 from memory.entries import Holdout, Situation
 from memory.knowledge import Knowledge
 from memory.signature import signature
@@ -28,6 +28,7 @@ from memory.store import Memory, task_scale
 from policies.chat import BudgetSpent, Chat, Settings
 from policies.maicrl_answers import PLAN_SCHEMA, ask_checked, one_line, read_plan
 from policies.maicrl_choice import Candidate, Proposal, believe, choose, log_of
+from policies.maicrl_course import Course
 from policies.maicrl_gradient import Gradient
 from policies.maicrl_words import (
     Attempt,
@@ -39,8 +40,6 @@ from policies.maicrl_words import (
 )
 from policies.situation import observed_profile
 
-#: A program this many times slower than its trajectory's best is left: the next step starts from that best.
-LEFT_BEHIND = 2.0
 #: What is tried without a plan: the model's own idea.
 OWN_IDEA = Proposal("own idea", guidance="Make the change that you think gains most.")
 
@@ -55,15 +54,6 @@ class Options:
     ranked: int = 12
     recollections: int = 4
     prompt_tokens: int = 16_000
-
-
-@dataclass(frozen=True)
-class Point:
-    """A verified program, what was measured of it, and its speedup over the initial one."""
-
-    program: Program
-    profile: Profile | None
-    speedup: float
 
 
 @dataclass
@@ -109,14 +99,12 @@ class Maicrl:
     def begin(self, task: Task, rng: np.random.Generator) -> None:
         self._task, self._rng = task, rng
         self._knowledge = self.memory.knowledge if self.memory is not None else Knowledge()
-        self._start: Point | None = None
-        self._here: Point | None = None
-        self._top: Point | None = None
+        self._course: Course | None = None
         self._pending: Pending | None = None
         self._shown: dict[str, list[float | None]] = {}
         self._made_up: dict[str, str] = {}
         self._notes: dict[str, str | float] = {}
-        self._seen = self._taken = self._trajectory = self._length = 0
+        self._seen = 0
 
     def act(self, observation: Mapping[str, Any], history: Episode) -> str:
         before = self.chat.usage
@@ -136,54 +124,33 @@ class Maicrl:
         return action
 
     def _next(self, observation: Mapping[str, Any], history: Episode) -> str:
-        if self._start is None:
-            self._enter(observation, history)
-        self._observe(history)
+        if self._course is None:
+            steps = int(np.max(observation["steps_left"]))
+            profile = observed_profile(observation)
+            self._course = Course(history, profile, steps, self.options.trajectories)
+        self._observe(history, self._course)
         while self._pending is None:
-            if self._taken >= self._length and not self._restart():
+            if self._course.spent and not self._course.restart():
                 return "submit"
             proposal = self._choose(observation, history)
             if proposal is not None:
                 self._pending = Pending(proposal)
-            elif not self._restart():
+            elif not self._course.restart():
                 return "submit"
-        self._taken += 1
-        return self._lower(observation, history)
+        self._course.taken += 1
+        return self._lower(observation)
 
-    def _enter(self, observation: Mapping[str, Any], history: Episode) -> None:
-        """Fix the start and the length of the trajectories."""
-        first = history.initial_evaluation
-        profile = first.profile if first is not None else observed_profile(observation)
-        speedup = (first.speedup if first is not None else None) or 1.0
-        self._start = self._here = self._top = Point(history.initial, profile, speedup)
-        self._length = math.ceil(int(observation["steps_left"]) / max(1, self.options.trajectories))
-
-    def _restart(self) -> bool:
-        """Begin the next trajectory at the start; False if the last one is over."""
-        self._trajectory, self._taken = self._trajectory + 1, 0
-        self._here = self._top = self._start
-        return self._trajectory < max(1, self.options.trajectories)
-
-    def _observe(self, history: Episode) -> None:
+    def _observe(self, history: Episode, course: Course) -> None:
         """The state after the last step, from what was measured."""
         steps, self._seen = history.steps[self._seen :], len(history.steps)
-        if not steps or self._pending is None or self._here is None or self._top is None:
+        pending = self._pending
+        if not steps or pending is None:
             return
-        step, pending = steps[-1], self._pending
-        shown = self._shown.setdefault(pending.proposal.technique, [])
-        if step.status is Status.TIMED and step.after is not None and step.speedup:
-            shown.append(math.log(step.speedup / self._here.speedup))
-            profile = step.evaluation.profile if step.evaluation is not None else None
-            self._here = Point(step.after, profile, step.speedup)
-            if step.speedup >= self._top.speedup:
-                self._top = self._here
-            elif step.speedup * LEFT_BEHIND < self._top.speedup:
-                self._here = self._top
-            self._pending = None
-            return
-        shown.append(None)
-        pending.failed.append(Attempt(pending.answer, pending.fault or step.feedback))
-        if len(pending.failed) > self.options.repairs or pending.fault == DECLINED:
+        gain = course.advance(steps[-1])
+        self._shown.setdefault(pending.proposal.technique, []).append(gain)
+        if gain is None:
+            pending.failed.append(Attempt(pending.answer, pending.fault or steps[-1].feedback))
+        if gain is not None or len(pending.failed) > self.options.repairs or pending.fault == DECLINED:
             self._pending = None
 
     # -- planning --------------------------------------------------------------------------------
@@ -241,8 +208,9 @@ class Maicrl:
         }
 
     def _place(self) -> Place:
-        assert self._here is not None
-        return Place(self._here.program.text, self._here.profile, signature(self._here.profile))
+        assert self._course is not None
+        here = self._course.here
+        return Place(here.program.text, here.profile, signature(here.profile))
 
     def _lore(self, place: Place, history: Episode) -> Lore:
         if self.memory is None or self._task is None:
@@ -261,10 +229,10 @@ class Maicrl:
 
     # -- lowering --------------------------------------------------------------------------------
 
-    def _lower(self, observation: Mapping[str, Any], history: Episode) -> str:
+    def _lower(self, observation: Mapping[str, Any]) -> str:
         """The pending technique as an action, by the model."""
-        assert self._pending is not None and self._here is not None
-        pending, base = self._pending, self._here.program
+        assert self._pending is not None and self._course is not None
+        pending, base = self._pending, self._course.here.program
         proposal = pending.proposal
         place = self._place()
         guidance = self._made_up.get(proposal.technique) or self._knowledge.guidance(proposal.technique)
@@ -279,7 +247,7 @@ class Maicrl:
         self._notes |= {
             **self._drawn_notes,
             "base_key": base.key,
-            "trajectory": float(self._trajectory),
+            "trajectory": float(self._course.number),
             "repair": float(len(pending.failed)),
         }
         answer = self.chat.ask(asked)[0]
