@@ -10,10 +10,11 @@ from experiments.bench_tasks import Row, table
 from kb_env.devices import floor_us
 from kb_env.gpu.bench import CandidateFault
 from kb_env.gpu.protocol import DeviceFacts
+from kb_env.gpu.referee import SHARE, singles, slope_limit
 from kb_env.gpu.roofline import describe, roofline_us
-from kb_env.gpu.schedule import Deadline, check_floor, referee
+from kb_env.gpu.schedule import Deadline, check_floor
 from kb_env.task import load_task
-from kb_env.types import KbError, Status, Timing
+from kb_env.types import Status, Timing
 
 
 def facts(name: str) -> DeviceFacts:
@@ -56,24 +57,30 @@ def test_faster_than_physics_is_rejected_and_the_floor_recorded() -> None:
 
 def test_referee_takes_what_the_host_adds_to_both_sides_and_not_a_forged_event() -> None:
     times = ([10.0] * 30, [50.0] * 30)
-    extra, agreed = referee(times, ([31.0] * 30, [30.0] * 30))
-    assert agreed and extra == pytest.approx(1.0)
+    found = singles(times, ([31.0] * 30, [30.0] * 30))
+    assert found.agreed and found.extra_us == pytest.approx(1.0)
     # The candidate ran 80 us but its events say 10.
-    extra, agreed = referee(times, ([100.0] * 30, [30.0] * 30))
-    assert not agreed and extra == pytest.approx(70.0)
+    found = singles(times, ([100.0] * 30, [30.0] * 30))
+    assert not found.agreed and found.extra_us == pytest.approx(70.0)
     # The baseline's events were stretched.
-    assert not referee(times, ([30.0] * 30, [-40.0] * 30))[1]
+    assert not singles(times, ([30.0] * 30, [-40.0] * 30)).agreed
 
 
-def test_deadline_blames_whoever_used_the_time() -> None:
+def test_slopes_may_differ_by_the_write_back_of_one_cache_and_a_share() -> None:
+    device = describe(facts("NVIDIA H200"))
+    short, long = ([10.0] * 3, [20.0] * 3), ([10.0] * 3, [1020.0] * 3)
+    assert 10.0 < slope_limit(short, device) < 30.0
+    assert slope_limit(long, device) - slope_limit(short, device) == pytest.approx(SHARE * 1000.0)
+
+
+def test_over_the_deadline_is_a_status_whoever_used_the_time() -> None:
     deadline = Deadline(0.01)
     deadline.check("time", 5.0)
     time.sleep(0.02)
-    with pytest.raises(CandidateFault) as caught:
-        deadline.check("time", 0.009)
-    assert caught.value.status is Status.TIMED_OUT
-    with pytest.raises(KbError, match="smaller cases"):
-        deadline.check("time", 0.001)
+    for own in (0.009, 0.001):
+        with pytest.raises(CandidateFault, match="over 0 s in all") as caught:
+            deadline.check("time", own)
+        assert caught.value.status is Status.TIMED_OUT
 
 
 def test_table_names_every_baseline_and_counts_faults() -> None:

@@ -28,9 +28,9 @@ class Controls:
     second_look: bool = True
     baseline_agrees: bool = True
     floor: bool = True
-    #: The host clock's disagreement is always recorded (health: referee_us). It rejects only where this is
-    #: set, until its slack has been calibrated on more than one kind of machine.
+    #: The host clock's disagreement is always recorded (health: referee_us, slope_us); this lets it reject.
     referee: bool = False
+    proof: bool = True
     share: bool = True
     check_runs: int = 2
     min_pairs: int = 30

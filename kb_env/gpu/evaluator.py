@@ -7,6 +7,7 @@ the verdict. It never touches CUDA itself.
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -140,6 +141,8 @@ class GpuEvaluator:
                 session.profile = self._profile(session)
         health |= self._health("after", oracle)
         health |= {"memory": bench.shared, "exposed": float(bench.exposed), "referee_us": bench.referee_us}
+        if math.isfinite(bench.slope_us):
+            health["slope_us"] = bench.slope_us
         return self._evaluation(
             prepared, session.fault, session.verification, session.timings, session.profile, seconds, health
         )

@@ -13,6 +13,8 @@ from kb_env.gpu.protocol import CudaFault, DeviceFacts, Ran
 
 _PROOF_WORD = 0x01010101
 _SHARED_LAUNCH_BYTES = 32 << 10
+#: The known wait, what its reading may be off by, and how often a disturbed reading may be taken again.
+_PROOF_NS, _PROOF_SLACK_US, _PROOF_TRIES = 100_000, 5.0, 5
 
 
 class Harness:
@@ -66,11 +68,17 @@ class Harness:
         )
 
     def prove(self) -> None:
-        """Run a kernel whose result is known; a GPU that gets it wrong is not measured on.
+        """Run a kernel whose result is known and time a wait whose length is known.
+
+        A GPU that gets them wrong is not measured on; nor is one beside a program that made it so.
 
         Raises:
-            CudaFault: named ``WRONG_PROOF`` if the result is wrong.
+            CudaFault: named ``WRONG_PROOF`` if the result or the time is wrong.
         """
+        self._prove_result()
+        self._prove_clock()
+
+    def _prove_result(self) -> None:
         call(driver.cuMemsetD32Async, self._flush, _PROOF_WORD, self._flush_bytes // 4, self._stream)
         call(driver.cuMemsetD32Async, self._sum, 0, 1, self._stream)
         self._read_launch()
@@ -80,6 +88,43 @@ class Harness:
         expected = self._flush_bytes // 4 * _PROOF_WORD & 0xFFFFFFFF
         if got.value != expected:
             raise CudaFault("WRONG_PROOF", f"a known kernel gave {got.value:#x} instead of {expected:#x}")
+
+    def _prove_clock(self) -> None:
+        """Events must read a known wait as no shorter than it is, nor longer than the host finds it."""
+        start, end = self._events
+        stream = self._stream
+        for _ in range(_PROOF_TRIES):
+            began = time.perf_counter_ns()
+            call(driver.cuEventRecord, start, stream)
+            self._launch_spin(_PROOF_NS)
+            call(driver.cuEventRecord, end, stream)
+            call(driver.cuStreamSynchronize, stream)
+            host_us = (time.perf_counter_ns() - began) / 1000.0
+            event_us = float(call(driver.cuEventElapsedTime, start, end)) * 1000.0
+            if event_us >= _PROOF_NS / 1000.0 - _PROOF_SLACK_US and event_us <= host_us + _PROOF_SLACK_US:
+                return
+        raise CudaFault(
+            "WRONG_PROOF", f"events read {event_us:.1f} us for a wait of {_PROOF_NS / 1000:.0f} us"
+        )
+
+    def batch(self, runs: Sequence[Sequence[Callable[[], None]]], flush: bool, spin_ns: int) -> bool:
+        """Runs back to back behind one busy kernel, each on a cold cache, and everything synchronised.
+
+        True if the GPU had to wait for the host: it caught up before all was queued.
+        """
+        start = self._events[0]
+        call(driver.cuCtxSynchronize)
+        self._launch_spin(spin_ns)
+        call(driver.cuEventRecord, start, self._stream)
+        for steps in runs:
+            if flush:
+                self._scrub_launch()
+                self._read_launch()
+            for step in steps:
+                step()
+        exposed = driver.cuEventQuery(start)[0] == driver.CUresult.CUDA_SUCCESS
+        call(driver.cuCtxSynchronize)
+        return bool(exposed)
 
     def time(
         self, steps: Sequence[Callable[[], None]], flush: bool, spin_ns: int, profile: bool = False

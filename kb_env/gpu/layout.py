@@ -6,7 +6,7 @@ Every argument has the same place for candidate and baseline; workspaces follow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kb_env.gpu.protocol import Region
 from kb_env.plan import Launch, LaunchPlan
@@ -25,6 +25,11 @@ class Layout:
     regions: tuple[Region, ...]
     offsets: tuple[int, ...]
     used: int
+
+    def moved(self, by: int) -> Layout:
+        """The same layout, ``by`` bytes further on."""
+        regions = tuple(replace(region, offset=region.offset + by) for region in self.regions)
+        return Layout(regions, tuple(o + by if o >= 0 else o for o in self.offsets), self.used + by)
 
 
 def place(task: Task, case: Case, plan: LaunchPlan) -> Layout:
@@ -66,10 +71,10 @@ def place(task: Task, case: Case, plan: LaunchPlan) -> Layout:
     return Layout(tuple(regions), tuple(offsets), cursor + ALIGN)
 
 
-def gaps(regions: tuple[Region, ...], used: int) -> list[tuple[int, int]]:
-    """Spans [start, end) of the arena that no buffer covers: the guard bands, in address order."""
+def gaps(regions: tuple[Region, ...], used: int, start: int = 0) -> list[tuple[int, int]]:
+    """Spans of arena bytes [start, used) that no buffer covers: the guard bands, in address order."""
     spans = []
-    cursor = 0
+    cursor = start
     for region in regions:
         spans.append((cursor, region.offset))
         cursor = region.offset + region.nbytes

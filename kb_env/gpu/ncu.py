@@ -74,7 +74,7 @@ _RATIOS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _BYTES = "dram__bytes.sum"
 
 
-def _known_metrics(ncu: str) -> frozenset[str]:
+def known_metrics(ncu: str) -> frozenset[str]:
     """Base names of the counters this GPU has; empty where ncu cannot say. Takes about two seconds."""
     command = [ncu, "--query-metrics"]
     try:
@@ -102,14 +102,23 @@ def choose_metrics(known: frozenset[str] | None = None) -> tuple[str, ...]:
 
 
 class Ncu:
-    """Profiles on one GPU. Remembers what this machine refuses, so that it is tried only once."""
+    """Profiles on one GPU. Remembers what this machine refuses, so that it is tried only once.
 
-    def __init__(self, index: int, mirror: int) -> None:
+    ``metrics`` are the counters to ask for (default: those of the Profile).
+    """
+
+    def __init__(self, index: int, mirror: int, metrics: tuple[str, ...] | None = None) -> None:
         self._index = index
         self._mirror = mirror
         self._ncu = shutil.which("ncu")
-        self._metrics = choose_metrics()
+        self._metrics = metrics or choose_metrics()
         self._asked = False
+
+    def rows(
+        self, make_bench: Callable[[Worker], Bench], prepared: Prepared, case: Case
+    ) -> list[dict[str, float]]:
+        """Raw counters of one replay of ``case``, one row a launch; empty where there are none."""
+        return self._rows(self._ncu, make_bench, prepared, case) if self._ncu is not None else []
 
     def profile(
         self, make_bench: Callable[[Worker], Bench], prepared: Prepared, case: Case, static: Profile
@@ -122,7 +131,7 @@ class Ncu:
             rows = self._rows(self._ncu, make_bench, prepared, case)
             if rows:
                 return merge(rows, static, float(arithmetic(prepared.task.bytes_moved, case.sizes)))
-            known = _known_metrics(self._ncu) if not self._asked else frozenset()
+            known = known_metrics(self._ncu) if not self._asked else frozenset()
             self._asked, self._metrics = True, choose_metrics(known)
             if not known:
                 self._ncu = None  # no permission, or no counters: nothing changes while this process runs

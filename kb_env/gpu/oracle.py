@@ -31,7 +31,7 @@ from kb_env.gpu.protocol import (
     Region,
     open_channel,
 )
-from kb_env.numerics import Reference
+from kb_env.numerics import Expected, Reference
 from kb_env.types import KbError, Task
 
 
@@ -102,7 +102,8 @@ class Laid:
     def __init__(self, arena: Arena, task: Task, message: Lay) -> None:
         self.regions = message.regions
         self.used = message.used
-        spans = gaps(message.regions, message.used)
+        self.slot = message.slot
+        self.spans = spans = gaps(message.regions, message.used, message.start)
         self.guards = [view for a, b in spans for view in _views(arena.bytes, a, b)]
         self.poisoned: list[torch.Tensor] = []
         self.inputs: list[tuple[Region, torch.Tensor]] = []
@@ -137,7 +138,11 @@ class Oracle:
         self._references: dict[str, Reference] = {}
         self._arena: Arena | None = None
         self._laid: dict[int, Laid] = {}
-        self._armed: tuple[Laid, Arm] | None = None
+        #: what was armed, by layout; ``_last`` is the last one's
+        self._armed: dict[int, Arm] = {}
+        self._last = -1
+        #: inputs and expected outputs by slot
+        self._contents: dict[int, tuple[dict[str, torch.Tensor], Expected]] = {}
 
     def answer(self, message: Message) -> Message:
         """Do what one request asks."""
@@ -166,7 +171,7 @@ class Oracle:
 
     def detach(self) -> None:
         arena, self._arena = self._arena, None
-        self._laid, self._armed = {}, None
+        self._laid, self._armed, self._contents, self._last = {}, {}, {}, -1
         if arena is not None:
             arena.close()
 
@@ -175,31 +180,34 @@ class Oracle:
         assert self._task is not None and self._reference is not None
         cases = {case.name: case for case in (*self._task.check, *self._task.bench)}
         case = cases[message.case]
-        self._inputs = self._reference.inputs(case, message.seed, self._device)
-        self._expected = self._reference.expected(case, self._inputs)
+        if message.slot == 0:
+            self._contents.clear()
+        inputs = self._reference.inputs(case, message.seed, self._device)
+        self._contents[message.slot] = inputs, self._reference.expected(case, inputs)
 
     def arm(self, message: Arm) -> None:
         """Guard bytes between buffers, poison in outputs and workspaces, this content's inputs."""
         laid = self._laid[message.layout]
-        self._armed = laid, message
+        self._armed[message.layout], self._last = message, message.layout
         for view in laid.guards:
             view.fill_(_repeated(view, message.guard))
         for view in laid.poisoned:
             view.fill_(_repeated(view, message.poison))
         for region, view in laid.inputs:
-            view.copy_(self._raw(region))
+            view.copy_(self._raw(region, laid.slot))
         self._ready_arena().push(laid.used)
 
     def check(self, message: Check) -> Checked:
         """Judge the last run: guard bands, then inputs, then every output element."""
-        if self._armed is None:
+        layout = self._last if message.layout < 0 else message.layout
+        if layout not in self._armed:
             raise KbError("nothing was armed, so there is nothing to check")
-        laid, armed = self._armed
+        laid, armed = self._laid[layout], self._armed[layout]
         self._ready_arena().pull(laid.used)
         guards = laid.guards if message.guards else []
         inputs = [pair for pair in laid.inputs if pair[0].kind == "input" and message.inputs]
         bad = [(view != _repeated(view, armed.guard)).any() for view in guards]
-        bad += [(view != self._raw(region)).any() for region, view in inputs]
+        bad += [(view != self._raw(region, laid.slot)).any() for region, view in inputs]
         flags = torch.stack(bad).tolist() if bad else []
         if any(flags[: len(guards)]):
             return self._guard_fault(laid, armed.guard)
@@ -210,7 +218,7 @@ class Oracle:
 
     def _values(self, laid: Laid, poison: int) -> Checked:
         assert self._reference is not None
-        found = self._reference.compare(self._expected, laid.outputs)
+        found = self._reference.compare(self._contents[laid.slot][1], laid.outputs)
         if found.ok:
             return Checked(True, None, "", float(found.worst))
         fault, message = found.fault, found.message
@@ -227,13 +235,15 @@ class Oracle:
     def _guard_fault(self, laid: Laid, guard: int) -> Checked:
         """Say where the first damaged guard byte lies."""
         arena = self._ready_arena().bytes
-        for start, end in gaps(laid.regions, laid.used):
+        for start, end in laid.spans:
             places = (arena[start:end] != guard).nonzero()
             if len(places):
                 place = start + int(places[0])
                 break
         before = [region for region in laid.regions if region.offset + region.nbytes <= place]
-        if before:
+        if not laid.regions:
+            where = "far behind every buffer"
+        elif before:
             where = f"{place - before[-1].offset - before[-1].nbytes} bytes past the end of {before[-1].name}"
         else:
             where = f"{laid.regions[0].offset - place} bytes before {laid.regions[0].name}"
@@ -244,9 +254,9 @@ class Oracle:
             raise KbError("the oracle has no arena: attach one first")
         return self._arena
 
-    def _raw(self, region: Region) -> torch.Tensor:
+    def _raw(self, region: Region, slot: int) -> torch.Tensor:
         """The oracle's own copy of an input, as words."""
-        return _words(self._inputs[region.name].view(-1).view(torch.uint8))
+        return _words(self._contents[slot][0][region.name].view(-1).view(torch.uint8))
 
 
 def _words(data: torch.Tensor) -> torch.Tensor:

@@ -130,6 +130,29 @@ class Ran:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Replay ``cases`` in turn, ``runs`` runs in all, back to back and without events; none: the harness alone."""
+
+    side: int
+    cases: tuple[str, ...]
+    runs: int
+    flush: bool
+    spin_ns: int
+
+
+@dataclass(frozen=True)
+class Batched:
+    """A batch is over. Its time is the controller's to take; ``exposed`` says that the GPU waited for the host."""
+
+    exposed: bool
+
+
+@dataclass(frozen=True)
+class Prove:
+    """Run known kernels again and time a known wait, beside whatever is loaded."""
+
+
+@dataclass(frozen=True)
 class Copied:
     """First message of an oracle."""
 
@@ -168,20 +191,29 @@ class Detach:
 
 @dataclass(frozen=True)
 class Content:
-    """Draw new inputs from a secret seed and compute what is expected of them."""
+    """Draw new inputs from a secret seed and compute what is expected of them.
+
+    Contents of slots above 0 live beside slot 0's, for batches of runs; a new one of slot 0 ends them.
+    """
 
     case: str
     seed: int
+    slot: int = 0
 
 
 @dataclass(frozen=True)
 class Lay:
-    """Where everything lies in the arena while one side's plan of one case runs; ``layout`` names it."""
+    """Where everything lies in the arena while one side's plan of one case runs; ``layout`` names it.
+
+    The layout takes bytes [``start``, ``used``) of the arena and the content of ``slot``.
+    """
 
     layout: int
     case: str
     regions: tuple[Region, ...]
     used: int
+    start: int = 0
+    slot: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,11 +227,15 @@ class Arm:
 
 @dataclass(frozen=True)
 class Check:
-    """Compare the arena with what was armed; the three checks can be left out by tests of the controls."""
+    """Compare the arena with what was armed; the three checks can be left out by tests of the controls.
+
+    ``layout`` is one armed before, -1 for the one armed last.
+    """
 
     guards: bool = True
     inputs: bool = True
     values: bool = True
+    layout: int = -1
 
 
 @dataclass(frozen=True)
@@ -245,13 +281,13 @@ class Fail:
 
 
 Message = (
-    Ready | Reserve | Reserved | Load | Bind | Bound | Run | Ran | Copied | Pose | Attach | Detach
-    | Content | Lay | Arm | Check | Checked | Library | LibraryTimes | Done | Fail
+    Ready | Reserve | Reserved | Load | Bind | Bound | Run | Ran | Batch | Batched | Prove | Copied | Pose
+    | Attach | Detach | Content | Lay | Arm | Check | Checked | Library | LibraryTimes | Done | Fail
 )  # fmt: skip
 
 MESSAGES: tuple[type, ...] = (
-    Ready, Reserve, Reserved, Load, Bind, Bound, Run, Ran, Copied, Pose, Attach, Detach,
-    Content, Lay, Arm, Check, Checked, Library, LibraryTimes, Done, Fail,
+    Ready, Reserve, Reserved, Load, Bind, Bound, Run, Ran, Batch, Batched, Prove, Copied, Pose,
+    Attach, Detach, Content, Lay, Arm, Check, Checked, Library, LibraryTimes, Done, Fail,
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -270,6 +306,10 @@ class ChannelClosed(Exception):
     """The other side is gone, or sent something that is no message."""
 
 
+class MessageTooLong(KbError):
+    """A message is over what a frame may hold; with a program in it, the program's fault."""
+
+
 class ChannelTimeout(Exception):
     """Nothing complete arrived in time."""
 
@@ -284,7 +324,9 @@ class Channel:
     def send(self, message: Message) -> None:
         body = pack(message)
         if len(body) > FRAME_LIMIT:
-            raise KbError(f"a message of {len(body)} bytes is over {FRAME_LIMIT}: make the program smaller")
+            raise MessageTooLong(
+                f"a message of {len(body)} bytes is over {FRAME_LIMIT}: make the program smaller"
+            )
         try:
             self._connection.settimeout(None)
             self._connection.sendall(_HEADER.pack(len(body), MESSAGES.index(type(message))) + body)

@@ -15,6 +15,8 @@ from typing import Any
 from kb_env.gpu.driver import call, driver, facts, open_device
 from kb_env.gpu.harness import Harness
 from kb_env.gpu.protocol import (
+    Batch,
+    Batched,
     Bind,
     Bound,
     ChannelClosed,
@@ -24,6 +26,7 @@ from kb_env.gpu.protocol import (
     Fail,
     Load,
     Message,
+    Prove,
     Ran,
     Ready,
     Reserve,
@@ -57,6 +60,13 @@ class Runner:
         """Do what one request asks."""
         if isinstance(message, Run):
             return self.run(message)
+        if isinstance(message, Batch):
+            plans = [self.bound(message.side, case).steps for case in message.cases]
+            steps = [plans[i % len(plans)] if plans else () for i in range(message.runs)]
+            return Batched(self._harness.batch(steps, message.flush, message.spin_ns))
+        if isinstance(message, Prove):
+            self._harness.prove()
+            return Done()
         if isinstance(message, Reserve):
             return self.reserve(message)
         if isinstance(message, Load):

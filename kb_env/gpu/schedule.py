@@ -9,6 +9,8 @@ from dataclasses import replace
 from kb_env.devices import Device, floor_us
 from kb_env.gpu.bench import BASELINE, CANDIDATE, Bench, CandidateFault, Outcome
 from kb_env.gpu.protocol import Checked
+from kb_env.gpu.referee import singles, slopes
+from kb_env.gpu.roofline import describe
 from kb_env.gpu.statistics import BLOCK, Interval, paired
 from kb_env.types import Case, KbError, Status, Task, Timing
 
@@ -16,11 +18,9 @@ from kb_env.types import Case, KbError, Status, Task, Timing
 ALONE_RUNS = 3
 #: The baseline may slow down by this factor and these microseconds before the pairs are distrusted.
 ALONE_FACTOR, ALONE_SLACK_US = 1.25, 3.0
-#: The host clock may find the candidate this many microseconds and this share longer than its events
-#: do, beyond what it finds of the baseline: waking up from the wait scatters by a few microseconds.
-REFEREE_SLACK_US, REFEREE_SHARE = 25.0, 0.1
-#: Share of runs before which the modules are loaded afresh, and of runs judged a second time.
-RELOAD_SHARE, SECOND_LOOK_SHARE = 0.05, 0.1
+#: Share of pairs before which the modules are loaded afresh, of pairs before which the runner proves
+#: itself again, and of runs judged a second time.
+RELOAD_SHARE, PROOF_SHARE, SECOND_LOOK_SHARE = 0.05, 0.05, 0.1
 SECOND_LOOK_SECONDS = 0.003
 #: Pairs that may be thrown away because the host was too slow to keep the queue busy.
 EXPOSED_LIMIT = 30
@@ -38,35 +38,44 @@ class Deadline:
         return time.monotonic() > self._end
 
     def check(self, stage: str, candidate_seconds: float) -> None:
-        """End the evaluation if its time is up, as the fault of whoever used it.
+        """End the evaluation if its time is up.
+
+        Whether the task itself fits was seen before the candidate was loaded (:func:`baseline_alone`).
 
         Raises:
-            CandidateFault: if the candidate's runs took most of it.
-            KbError: if making and checking content did.
+            CandidateFault: TIMED_OUT, with the part that its own runs had in it.
         """
-        if not self.passed:
-            return
-        if candidate_seconds > self._seconds / 2:
-            raise CandidateFault(
-                Status.TIMED_OUT, stage, f"its runs took {candidate_seconds:.0f} of {self._seconds:.0f} s"
-            )
-        raise KbError(
-            f"checking takes over {self._seconds:.0f} s on this GPU: choose smaller cases for the task"
-        )
+        if self.passed:
+            message = f"over {self._seconds:.0f} s in all, {candidate_seconds:.1f} s of them in its own runs"
+            raise CandidateFault(Status.TIMED_OUT, stage, message)
 
 
 def baseline_alone(bench: Bench, task: Task) -> dict[str, float]:
-    """Median microseconds of the baseline by bench case, before the candidate is loaded."""
+    """Median microseconds of the baseline by bench case, before the candidate is loaded.
+
+    Raises:
+        KbError: if the baseline is wrong, or so slow to check that no evaluation could end in time.
+    """
     alone = {}
+    needed = 0.0
     for case in task.bench:
         times = []
-        for _ in range(ALONE_RUNS + 1):
+        for number in range(ALONE_RUNS + 1):
+            if number == 1:
+                started = time.monotonic()
             bench.content(case)
             outcome = bench.run(BASELINE, case, 30.0)
             if not outcome.checked.ok:
                 raise KbError(f"the baseline is wrong in {case.name}: {outcome.checked.message}")
             times.append(outcome.microseconds)
         alone[case.name] = statistics.median(times[1:])
+        needed += (time.monotonic() - started) / ALONE_RUNS * 2 * bench.controls.min_pairs
+    limit = bench.controls.evaluation_seconds
+    if needed > limit / 2:
+        raise KbError(
+            f"{bench.controls.min_pairs} checked pairs of {task.name} take about {needed:.0f} s on this GPU and "
+            f"{limit / 2:.0f} s may be used: choose smaller cases for the task"
+        )
     return alone
 
 
@@ -83,6 +92,7 @@ def verify(bench: Bench, task: Task, deadline: Deadline) -> None:
             outcome = bench.run(CANDIDATE, case, bench.controls.run_seconds)
             _accept(outcome.checked, case, "verify")
         bench.cases_run += 1
+    _accept(bench.look_far(), case, "verify")
 
 
 def time_case(bench: Bench, task: Task, case: Case, alone: float, name: str, deadline: Deadline) -> Timing:
@@ -100,6 +110,8 @@ def time_case(bench: Bench, task: Task, case: Case, alone: float, name: str, dea
         if controls.fresh_content:
             bench.content(case)
         reload = bench.rng.random() < RELOAD_SHARE
+        if controls.proof and bench.rng.random() < PROOF_SHARE:
+            bench.prove()
         order = [CANDIDATE, BASELINE]
         if controls.random_order:
             bench.rng.shuffle(order)
@@ -110,28 +122,37 @@ def time_case(bench: Bench, task: Task, case: Case, alone: float, name: str, dea
         for side in order:
             times[side].append(pair[side].microseconds)
             excess[side].append(pair[side].host_us - pair[side].microseconds)
-    extra, agreed = referee(times, excess)
-    bench.referee_us = max(bench.referee_us, extra, key=abs)
-    if controls.referee and not agreed:
-        message = (
-            f"host clock and events disagree by {extra:.1f} us more for the program than for its baseline"
-        )
-        raise CandidateFault(Status.REFUSED, "time", message, "referee")
+    _accept(bench.look_far(), case, "time")
+    if controls.proof:
+        bench.prove()
+    _refer(bench, case, times, excess)
     return _timing(times, case, name, alone, bench)
 
 
-def referee(
-    times: tuple[list[float], list[float]], excess: tuple[list[float], list[float]]
-) -> tuple[float, bool]:
-    """Whether the host clock, which no device code can reach, agrees with the events of the same runs.
+def _refer(
+    bench: Bench, case: Case, times: tuple[list[float], list[float]], excess: tuple[list[float], list[float]]
+) -> None:
+    """Let the host clock confirm the events' times.
 
-    ``excess`` is host minus event time, in microseconds, of candidate and baseline. What the host adds
-    (launch, waking up, a change of context) is the same for both sides, so the difference of the
-    medians is judged. It only confirms the events' times; it never replaces them.
+    Raises:
+        CandidateFault: if it does not, or if a run of a batch is wrong.
     """
-    extra = statistics.median(excess[CANDIDATE]) - statistics.median(excess[BASELINE])
-    longest = max(statistics.median(times[CANDIDATE]), statistics.median(times[BASELINE]))
-    return extra, abs(extra) <= REFEREE_SLACK_US + REFEREE_SHARE * longest
+    found = [singles(times, excess)]
+    bench.referee_us = max(bench.referee_us, found[0].extra_us, key=abs)
+    slope = slopes(bench, case, times, describe(bench.facts))
+    if slope is not None:
+        if slope.verdict is not None:
+            _accept(slope.verdict, case, "time")
+        bench.slope_us = slope.extra_us
+        bench.spread_guard()
+        found.append(slope)
+    for finding in found:
+        if bench.controls.referee and not finding.agreed:
+            message = (
+                f"host clock and events disagree by {finding.extra_us:.1f} us more for the program than for "
+                f"its baseline ({finding.limit_us:.1f} us are let pass)"
+            )
+            raise CandidateFault(Status.REFUSED, "time", message, "referee")
 
 
 def _warm(bench: Bench, case: Case, seconds: float) -> None:

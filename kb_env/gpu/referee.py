@@ -1,0 +1,102 @@
+"""The referee: a host clock, which no device code can reach, must agree with the events.
+
+Two looks. *Single runs*: what the runner's clock adds to the events of each timed run is the same for
+candidate and baseline. *Slope*: the controller's clock over batches of K and of 2K runs back to back,
+on K input sets and outputs prepared before and compared after; the slope between them, less that of
+batches without a program, is the time of one run. Both only confirm the events' times, they never
+replace them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from kb_env.devices import Device
+from kb_env.gpu.bench import BASELINE, CANDIDATE, Bench
+from kb_env.gpu.protocol import Checked
+from kb_env.types import Case
+
+#: Single runs: waking up from the wait scatters by a few microseconds, and a dirty L2 by a few more.
+SINGLE_SLACK_US, SHARE = 25.0, 0.1
+#: Slope: beside the time in which one L2 full of dirty lines is written back, which events do not see.
+SLOPE_SLACK_US = 5.0
+#: Times that each batch is run; the shortest counts, since nothing makes a host clock read too little.
+REPEATS = 3
+#: Batches that may be spoilt by a slow host before the slope is given up.
+SPOILT_LIMIT = 3
+BATCH_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Microseconds that the host found the candidate longer than its events did, beyond the baseline's.
+
+    ``limit`` is how many are let pass; ``fault`` is what a run of a batch got wrong.
+    """
+
+    extra_us: float
+    limit_us: float
+    verdict: Checked | None = None
+
+    @property
+    def agreed(self) -> bool:
+        return abs(self.extra_us) <= self.limit_us
+
+
+def singles(times: tuple[list[float], list[float]], excess: tuple[list[float], list[float]]) -> Finding:
+    """Judge single runs. ``excess`` is host minus event time, in microseconds, of candidate and baseline."""
+    extra = statistics.median(excess[CANDIDATE]) - statistics.median(excess[BASELINE])
+    return Finding(extra, SINGLE_SLACK_US + SHARE * _longest(times))
+
+
+def slopes(
+    bench: Bench, case: Case, times: tuple[list[float], list[float]], device: Device | None
+) -> Finding | None:
+    """Judge batches; None where they cannot be had (see :meth:`Bench.open`) or the host is too slow for them."""
+    if bench.slots < 2:
+        return None
+    alone = _slope(bench, None, case)
+    if alone is None:
+        return None
+    for slot in range(bench.slots):
+        bench.content(case, slot)
+    order = [CANDIDATE, BASELINE]
+    bench.rng.shuffle(order)
+    lag = {}
+    for side in order:
+        bench.arm_slots(side, case)
+        slope = _slope(bench, side, case)
+        for slot in range(bench.slots):
+            verdict = bench.judge_slot(side, case, slot)
+            if not verdict.ok:
+                return Finding(0.0, 0.0, verdict)
+        if slope is None:
+            return None
+        lag[side] = slope - alone - statistics.median(times[side])
+    return Finding(lag[CANDIDATE] - lag[BASELINE], slope_limit(times, device))
+
+
+def slope_limit(times: tuple[list[float], list[float]], device: Device | None) -> float:
+    """Largest difference of the lags of two honest programs, in microseconds."""
+    write_back = device.l2_bytes / (device.dram_gbps * device.dram_efficiency * 1e3) if device else 25.0
+    return SLOPE_SLACK_US + write_back + SHARE * _longest(times)
+
+
+def _slope(bench: Bench, side: int | None, case: Case) -> float | None:
+    """Microseconds of one more run of a batch; None if the host was too slow."""
+    shortest = {bench.slots: float("inf"), 2 * bench.slots: float("inf")}
+    spoilt = 0
+    for runs in sorted(shortest) * REPEATS:
+        found = bench.batch(side, case, runs, BATCH_SECONDS)
+        if found is None:
+            spoilt += 1
+        else:
+            shortest[runs] = min(shortest[runs], found)
+    if spoilt > SPOILT_LIMIT or max(shortest.values()) == float("inf"):
+        return None
+    return (shortest[2 * bench.slots] - shortest[bench.slots]) / bench.slots
+
+
+def _longest(times: tuple[list[float], list[float]]) -> float:
+    return max(statistics.median(times[CANDIDATE]), statistics.median(times[BASELINE]))
