@@ -1,7 +1,8 @@
 """``kb learn``: rounds of rollouts with learning between, and what it does for tasks held out.
 
 Every episode of a round starts from the same frozen memory, so that all may run in any order; after
-the round they are merged into it in the plan's order. Round 0 starts empty (or from ``--memory``)
+the round they are merged into it in the plan's order, and a policy that learns by itself (``maicrl``)
+learns from them. Round 0 starts empty (or from ``--memory``)
 and is the control. Held-out families are played in every round, from the frozen memory, but never
 learned from.
 """
@@ -24,11 +25,14 @@ from experiments.metrics import bootstrap, log_table
 from experiments.report import write_report
 from experiments.run_folder import RunFolder
 from experiments.streams import WITH_MEMORY, Conditions, Stream, play_stream
+from experiments.teaching import teach
 from kb_env.backends import explain, make_evaluator
 from kb_env.evaluators import Evaluator
 from kb_env.task import builtin_names, load_task
 from kb_env.types import Episode, KbError
 from kb_env.versions import versions
+from memory.entries import Operation
+from memory.starter import starter
 from memory.store import Memory
 
 
@@ -37,7 +41,7 @@ class Args:
     """Play rounds of episodes; learn from each round before the next."""
 
     policy: str = "recall"
-    """a policy with a memory: recall, refine, ..."""
+    """a policy with a memory: recall, refine, maicrl, ..."""
     tasks: str = "all"
     """comma-separated names or folders, or all"""
     held_out: str = ""
@@ -52,6 +56,12 @@ class Args:
     """auto, gpu, sim, sim:DEVICE, replay:FILE or spool:DIR"""
     memory: Path | None = None
     """memory to start from; default: empty"""
+    starter: bool = False
+    """begin with the starter set of techniques and weak beliefs"""
+    model: str | None = None
+    """model of an LLM policy"""
+    base_url: str | None = None
+    """endpoint of an LLM policy"""
     out: Path = Path("runs/learn")
     """run folder; the learned memory is in its memory/"""
     resume: bool = False
@@ -67,7 +77,8 @@ def begin(args: Args) -> RunFolder:
     if args.policy.split(":")[0] not in WITH_MEMORY:
         raise KbError(f"{args.policy} has no memory to learn into: use one of {', '.join(WITH_MEMORY)}")
     folder = RunFolder(args.out)
-    facts = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("out", "resume", "json")}
+    free = ("out", "resume", "json", "base_url")  # these do not decide results
+    facts = {k: v for k, v in dataclasses.asdict(args).items() if k not in free}
     if not (args.out / "run.json").exists():
         folder.begin({"args": facts, "versions": versions()})
     elif not args.resume:
@@ -98,6 +109,13 @@ def play_round(
     return found
 
 
+def begin_with_starter(memory: Path) -> None:
+    """Put the starter set into a memory."""
+    store = Memory(memory, sync="none")
+    store.add(starter())
+    store.close()
+
+
 def merge(
     memory: Path, streams: Sequence[Stream], episodes: Sequence[Episode], held_out: Sequence[str]
 ) -> int:
@@ -114,6 +132,14 @@ def merge(
         store.close()
 
 
+def learned_from(
+    streams: Sequence[Stream], episodes: Sequence[Episode], held_out: Sequence[str]
+) -> list[Episode]:
+    """The episodes whose families are not held out."""
+    pairs = zip(streams, episodes, strict=True)
+    return [episode for stream, episode in pairs if load_task(stream.tasks[0]).family not in held_out]
+
+
 def score(episodes: Sequence[Episode]) -> dict[str, float] | None:
     """Geometric mean of the final best speedups, with its interval over seeds."""
     if not episodes:
@@ -122,11 +148,20 @@ def score(episodes: Sequence[Episode]) -> dict[str, float] | None:
     return {"geomean": point, "low": low, "high": high}
 
 
-def round_facts(episodes: Sequence[Episode], outside: Sequence[str], learned: int) -> dict[str, Any]:
+def round_facts(
+    episodes: Sequence[Episode], outside: Sequence[str], learned: int, made: Sequence[Operation]
+) -> dict[str, Any]:
     seen = [episode for episode in episodes if episode.task not in outside]
     rest = [episode for episode in episodes if episode.task in outside]
     steps = float(np.mean([len(episode.steps) for episode in episodes]))
-    return {"learned_from": score(seen), "held_out": score(rest), "entries_added": learned, "steps": steps}
+    return {
+        "learned_from": score(seen),
+        "held_out": score(rest),
+        "entries_added": learned,
+        "operations": sum(item.kind not in ("update", "rejected") for item in made),
+        "rejected": sum(item.kind == "rejected" for item in made),
+        "steps": steps,
+    }
 
 
 def show(number: int, facts: Mapping[str, Any], source: str) -> None:
@@ -135,9 +170,10 @@ def show(number: int, facts: Mapping[str, Any], source: str) -> None:
         for name in ("learned_from", "held_out")
         if (value := facts[name]) is not None
     ]
-    print(
-        f"round {number} ({source}): {'; '.join(parts)}; {facts['entries_added']} entries added", flush=True
-    )
+    learned = f"{facts['entries_added']} entries added"
+    if facts["operations"] or facts["rejected"]:
+        learned += f"; {facts['operations']} operations on the knowledge base, {facts['rejected']} rejected"
+    print(f"round {number} ({source}): {'; '.join(parts)}; {learned}", flush=True)
 
 
 def main(args: Args) -> int:
@@ -153,17 +189,24 @@ def main(args: Args) -> int:
         f"{args.rounds} rounds x {args.seeds} seeds x {len(tasks)} tasks; {explain(args.backend)}", flush=True
     )
     evaluator = make_evaluator(args.backend)
+    settings = {key: value for key, value in (("model", args.model), ("base_url", args.base_url)) if value}
     found = []
     work = Path(tempfile.mkdtemp(prefix="kb-learn-"))
     memory = work / "memory"
     try:
         if args.memory is not None:
             shutil.copytree(args.memory, memory)
+        if args.starter:
+            begin_with_starter(memory)
         for number in range(args.rounds):
             streams = plan_round(args, number, tasks)
             start = str(memory) if memory.exists() else None
-            episodes = play_round(streams, evaluator, Conditions(args.steps, memory=start), folder)
-            found.append(round_facts(episodes, outside, merge(memory, streams, episodes, held_out)))
+            conditions = Conditions(args.steps, settings=settings, memory=start)
+            episodes = play_round(streams, evaluator, conditions, folder)
+            count = merge(memory, streams, episodes, held_out)
+            kept = args.out / "learned" / f"{number}.msgpack"
+            made = teach(args.policy, settings, memory, learned_from(streams, episodes, held_out), kept)
+            found.append(round_facts(episodes, outside, count, made))
             show(number, found[-1], episodes[0].source)
         shutil.rmtree(args.out / "memory", ignore_errors=True)
         shutil.copytree(memory, args.out / "memory")

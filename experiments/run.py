@@ -118,9 +118,10 @@ def main(args: Args) -> int:
     env = CudaEnv(task=task, evaluator=evaluator, max_steps=args.steps, evaluate_on_reset=True)
     try:
         episode = play(env, policy, task, args.seed, on_step)
-        policy.learn([episode])
         if memory is not None:
             print(f"memory: {memory.learn(episode, task)} steps remembered in {args.memory}")
+        policy.learn([episode])
+        if memory is not None:
             memory.close()
     finally:
         env.close()
