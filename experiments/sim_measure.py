@@ -95,11 +95,11 @@ def main(args: Args) -> int:
     with ThreadPoolExecutor(BUILDERS) as pool:
         with GpuEvaluator(args.index, store) as gpu:
             found = Measured(gpu.facts.name)
-            found.micro = microbenchmarks(gpu.facts.architecture)
-            found.write(args.out)
             waiting = [
                 (entry, pool.submit(gpu.prepare, tasks[entry.task], program(entry))) for entry in entries
             ]
+            found.micro = microbenchmarks(gpu.facts.architecture)
+            found.write(args.out)
             for entry, future in waiting:
                 if time.monotonic() < end:
                     _measure(gpu, tasks[entry.task], entry, future, found)
