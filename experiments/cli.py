@@ -23,7 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "learn": ("experiments.learn", "rounds of rollouts with learning between"),
     "evaluate": ("experiments.evaluate", "work off a spool of evaluation requests"),
     "report": ("experiments.report", "one HTML page of a run folder"),
-    "memory": ("experiments.memory_cli", "info, verify, query, export, import, merge, compact"),
+    "memory": (
+        "experiments.memory_cli",
+        "info, verify, query, export, import, merge, compact, updates, revert",
+    ),
     "bench evaluate": ("experiments.bench_evaluate", "phases and rate of evaluations"),
     "bench tasks": ("experiments.bench_tasks", "the table of all tasks, right and wrong programs"),
     "bench sim": ("experiments.bench_sim", "the simulator's model against measured times"),

@@ -1,4 +1,4 @@
-"""``kb memory ACTION DIR``: info, verify, query, export, import, merge, compact."""
+"""``kb memory ACTION DIR``: look into a memory, check it, move entries, take learning back."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kb_env.task import load_task
 from kb_env.types import KbError
 from memory.entries import Entry, Experience, Filter, Forget, Operation, Situation, Stored
 from memory.store import Memory, task_scale
+from policies.maicrl_gradient import revert, updates
 
 KINDS = {cls.__name__: cls for cls in (Experience, Stored, Operation, Forget)}
 
@@ -26,12 +27,13 @@ class Args:
     """Look into a memory, check it, or move entries between memories."""
 
     action: Annotated[
-        Literal["info", "verify", "query", "export", "import", "merge", "compact"], tyro.conf.Positional
+        Literal["info", "verify", "query", "export", "import", "merge", "compact", "updates", "revert"],
+        tyro.conf.Positional,
     ]
     folder: Annotated[Path, tyro.conf.Positional]
     """the memory's folder"""
     other: Annotated[Path | None, tyro.conf.Positional] = None
-    """merge: the memory to take entries from; export, import: a JSON-lines file"""
+    """merge: the memory to take entries from; export, import: a JSON-lines file; revert: an update"""
     task: str | None = None
     """query: the task whose initial program is the situation"""
     device: str = "H200"
@@ -113,6 +115,23 @@ def _readable(value: object) -> object:
     return None if isinstance(value, float) and value != value else value
 
 
+def show_updates(memory: Memory, args: Args) -> int:
+    """What learning did to the knowledge base, and whether it still holds."""
+    rows = []
+    for item in updates(memory.knowledge):
+        facts = json.loads(item.text)
+        holds = sum(memory.knowledge.operations.holds(key) for key in facts["kept"])
+        rows.append({"name": item.subject, "id": item.id, "holding": holds, **facts})
+        print(
+            f"{item.subject} [{item.id[:8]}]: {len(facts['kept'])} operations kept, {holds} of them hold, "
+            f"{len(facts['rejected'])} rejected; log score of {facts['tested']} later steps "
+            f"{facts['before']:.3f} -> {facts['after']:.3f} {facts['fault']}"
+        )
+    if args.json:
+        print(json.dumps({"updates": rows}))
+    return 0
+
+
 def export(memory: Memory, args: Args) -> int:
     lines = [
         json.dumps({"kind": type(entry).__name__, "entry": _readable(plain(entry))})
@@ -154,6 +173,8 @@ def read_lines(path: Path) -> list[Entry]:
 def main(args: Args) -> int:
     if args.action in ("merge", "import") and args.other is None:
         raise KbError(f"kb memory {args.action} needs what to take in as its last argument")
+    if args.action == "revert" and args.other is None:
+        raise KbError("kb memory revert needs the update to take back: kb memory updates lists them")
     if args.action == "import":
         assert args.other is not None
         entries = read_lines(args.other)
@@ -167,11 +188,16 @@ def main(args: Args) -> int:
             assert args.other is not None
             print(f"{memory.merge(opened(args.other))} new entries")
             return 0
+        if args.action == "revert":
+            assert args.other is not None
+            print(f"reverted: {len(revert(memory, str(args.other)).replaces)} operations no longer hold")
+            return 0
         if args.action == "compact":
             before = memory.info().log_bytes
             memory.compact()
             print(f"{before} bytes before, {memory.info().log_bytes} after")
             return 0
-        return {"info": info, "verify": verify, "query": query, "export": export}[args.action](memory, args)
+        shown = {"info": info, "verify": verify, "query": query, "export": export, "updates": show_updates}
+        return shown[args.action](memory, args)
     finally:
         memory.close()

@@ -51,6 +51,10 @@ class Operations:
         found = [item for items in self._live.values() for item in items]
         return sorted(found, key=lambda item: (item.time, item.id))
 
+    def holds(self, key: str) -> bool:
+        """Whether the operation of this id is known and nothing that holds replaces it."""
+        return key in self._known and key not in self._replaced()
+
     def _replaced(self) -> set[str]:
         """Ids that an operation that holds replaces: each is settled once all its replacers are."""
         waiting = dict.fromkeys(self._known, 0)

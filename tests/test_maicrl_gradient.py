@@ -102,7 +102,9 @@ def test_what_predicts_later_steps_better_is_kept_and_what_does_worse_rejected(
     assert answers(Memory(memory.folder).knowledge) == answers(knowledge)
 
 
-def test_an_update_can_be_taken_back(model: Model, url: str, memory: Memory) -> None:
+def test_an_update_can_be_taken_back(
+    model: Model, url: str, memory: Memory, capsys: pytest.CaptureFixture[str]
+) -> None:
     episodes = played(url, memory)
     said = answers(memory.knowledge)
     model.gaps = [
@@ -112,8 +114,12 @@ def test_an_update_can_be_taken_back(model: Model, url: str, memory: Memory) -> 
     assert answers(memory.knowledge) != said
     with pytest.raises(KbError, match="no update 'update 7'"):
         revert(memory, "update 7")
-    revert(memory, "update 1")
-    assert answers(memory.knowledge) == said == answers(Memory(memory.folder).knowledge)
+    memory.close()
+    assert cli.main(["memory", "updates", str(memory.folder)]) == 0
+    assert "2 operations kept, 2 of them hold, 0 rejected" in capsys.readouterr().out
+    assert cli.main(["memory", "revert", str(memory.folder), "update 1"]) == 0
+    assert answers(Memory(memory.folder).knowledge) == said
+    assert cli.main(["memory", "revert", str(memory.folder)]) == 2
 
 
 @pytest.mark.parametrize(
