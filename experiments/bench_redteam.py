@@ -11,10 +11,11 @@ which it would be accepted. A file in ``honest/`` has to be verified and timed.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ class Args:
     backend: str = "auto"
     #: only candidates whose name holds this text
     only: str = ""
+    #: instead: every exploit with the control off that names it, to show that it is live (GPU only; the
+    #: switches come from the tests in `folder`, no command has them)
+    live: bool = False
     #: also the built-in tasks' initial and right programs, as honest ones
     builtin: bool = False
     #: CPU threads that build ahead
@@ -58,6 +62,8 @@ class Candidate:
     control: str = ""
     line: str = ""
     switches: tuple[str, ...] = ()
+    #: least speedup with its control off, where the gain is in time
+    gain: float | None = None
     slow: bool = False
 
 
@@ -82,12 +88,12 @@ def read_candidate(path: Path, honest: bool) -> Candidate:
     """
     text = path.read_text()
     facts: dict[str, str] = {}
-    for line in text.split("\n")[:9]:
+    for line in text.split("\n")[:12]:
         key, colon, value = line.removeprefix("// ").partition(":")
         if (
             line.startswith("// ")
             and colon
-            and key in ("task", "expect", "at most", "control", "switch", "line")
+            and key in ("task", "expect", "at most", "control", "switch", "gain", "live", "line")
         ):
             facts[key] = value.strip()
     wanted = ("task",) if honest else ("task", "expect", "control", "line")
@@ -106,6 +112,7 @@ def read_candidate(path: Path, honest: bool) -> Candidate:
         facts["control"],
         facts["line"],
         tuple(name.strip() for name in facts.get("switch", "").split(",") if name.strip()),
+        float(facts["gain"]) if "gain" in facts else None,
         "// slow\n" in text[:400],
     )
 
@@ -136,17 +143,28 @@ def judge(candidate: Candidate, found: Evaluation) -> str:
     return "ok" if found.status in candidate.expect else "other status"
 
 
-def run_all(evaluator: Evaluator, candidates: Sequence[Candidate], builders: int) -> Iterator[Result]:
-    """Results in order: programs are built ahead in threads and measured one after the other."""
+def run_all(
+    evaluator: Evaluator,
+    candidates: Sequence[Candidate],
+    builders: int,
+    before: Callable[[Candidate], None] | None = None,
+) -> Iterator[Result]:
+    """Results in order: programs are built ahead in threads and measured one after the other.
+
+    ``before`` is called ahead of each measurement.
+    """
     tasks = {name: load_task(name) for name in {candidate.program.task for candidate in candidates}}
     with ThreadPoolExecutor(builders) as pool:
         waiting: list[Future[Prepared]] = [
             pool.submit(evaluator.prepare, tasks[item.program.task], item.program) for item in candidates
         ]
         for item, future in zip(candidates, waiting, strict=True):
+            prepared = future.result()
+            if before is not None:
+                before(item)
             started = time.monotonic()
             try:
-                found = evaluator.measure(future.result())
+                found = evaluator.measure(prepared)
             except KbError as error:  # the harness failed: no verdict on the program, but none on us either
                 yield Result(
                     item.name, item.honest, "error", "", None, time.monotonic() - started, str(error)
@@ -195,6 +213,8 @@ def main(args: Args) -> int:
         results = []
         try:
             warm(evaluator, load_task("vector_add"))
+            if args.live:
+                return _live(evaluator, candidates, args)
             for result in run_all(evaluator, candidates, args.builders):
                 results.append(result)
                 if not args.json:
@@ -207,6 +227,23 @@ def main(args: Args) -> int:
         args.out.write_text(text + "\n")
     print(text if args.json else _totals(found))
     return 0 if not any(result.verdict != "ok" for result in results) else 1
+
+
+def _live(evaluator: Evaluator, candidates: Sequence[Candidate], args: Args) -> int:
+    """Show the exploits with the tests' own switches; 0 if all are live, else 1."""
+    spec = importlib.util.spec_from_file_location("kb_redteam_live", args.folder / "live.py")
+    if spec is None or spec.loader is None or not (args.folder / "live.py").exists():
+        raise KbError(f"{args.folder} has no live.py: --live works from a checkout with the tests")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    results: list[Result] = module.show(evaluator, candidates, args.builders)
+    for result in results:
+        print(_line(result))
+    if args.out is not None:
+        args.out.write_text(json.dumps([vars(result) for result in results], indent=1) + "\n")
+    dead = [result.name for result in results if result.verdict != "live"]
+    print(f"{len(results) - len(dead)} of {len(results)} exploits with a switch are live {' '.join(dead)}")
+    return 1 if dead else 0
 
 
 def _line(result: Result) -> str:

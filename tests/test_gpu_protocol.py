@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kb_env.gpu.layout import ALIGN, gaps, pack_parameters, place
+from kb_env.gpu.layout import ALIGN, Layout, gaps, pack_parameters, place
+from kb_env.gpu.loosened import close_enough
 from kb_env.gpu.ncu import choose_metrics, merge, read_csv
 from kb_env.gpu.oracle import Oracle
 from kb_env.gpu.process import Worker, WorkerDied, WorkerTimeout, clean_environment
@@ -36,6 +38,7 @@ from kb_env.gpu.protocol import (
     Region,
     Run,
 )
+from kb_env.numerics import Expected
 from kb_env.plan import Buffer, Launch, LaunchPlan, Pointer
 from kb_env.task import load_task
 from kb_env.types import Case, KbError, Profile, Task
@@ -348,3 +351,90 @@ def test_workspace_may_hold_anything(armed) -> None:
     check, view, regions = armed
     view[regions["w0"].offset + 3] = 0
     assert check().ok
+
+
+def _oracle(room: int) -> tuple[Oracle, mmap.mmap, Layout, Case]:
+    """An oracle on the CPU with ``room`` bytes of arena behind softmax's second check case; close the map."""
+    task = load_task("softmax")
+    case = task.check[1]
+    layout = place(task, case, _plan())
+    mirror = os.memfd_create("test-mirror")
+    os.ftruncate(mirror, layout.used + room)
+    oracle, view = Oracle("cpu", os.dup(mirror)), mmap.mmap(mirror, layout.used + room)
+    os.close(mirror)
+    oracle.answer(Pose(task))
+    oracle.answer(Attach(b"", layout.used + room))
+    return oracle, view, layout, case
+
+
+def _right(view: mmap.mmap, layout: Layout, case: Case) -> bytes:
+    x = layout.regions[0]
+    values = torch.frombuffer(bytearray(view[x.offset : x.offset + x.nbytes]), dtype=torch.float32)
+    return torch.softmax(values.view(case.sizes["rows"], case.sizes["cols"]), dim=1).numpy().tobytes()
+
+
+def test_guard_bands_reach_to_the_end_of_the_arena() -> None:
+    oracle, view, layout, case = _oracle(ALIGN)
+    with torch.inference_mode(), view:
+        for message in (Content(case.name, 5), Lay(0, case.name, layout.regions, len(view)), Arm(0, 0, 9)):
+            oracle.answer(message)
+        y = layout.regions[1]
+        view[y.offset : y.offset + y.nbytes] = _right(view, layout, case)
+        assert oracle.answer(Check()).ok
+        view[len(view) - 5] = 8
+        assert oracle.answer(Check()).fault == "guard"
+
+
+def test_slots_hold_their_own_content_and_are_judged_apart() -> None:
+    stride = place(load_task("softmax"), load_task("softmax").check[1], _plan()).used
+    oracle, view, layout, case = _oracle(stride)
+    layouts = [layout, layout.moved(stride)]
+    with torch.inference_mode(), view:
+        for slot, laid in enumerate(layouts):
+            oracle.answer(Content(case.name, 5 + slot, slot))
+            start, end = slot * stride, (slot + 1) * stride
+            oracle.answer(Lay(slot, case.name, laid.regions, end, start, slot))
+            oracle.answer(Arm(slot, 0xFF, 7 + slot))
+        x = [view[laid.regions[0].offset : laid.regions[0].offset + 64] for laid in layouts]
+        assert x[0] != x[1]
+        for laid in layouts:
+            y = laid.regions[1]
+            view[y.offset : y.offset + y.nbytes] = _right(view, laid, case)
+        assert oracle.answer(Check(layout=0)).ok and oracle.answer(Check(layout=1)).ok
+        view[layouts[1].regions[1].offset + 3] = 0
+        assert oracle.answer(Check(layout=0)).ok and not oracle.answer(Check(layout=1)).ok
+
+
+def test_an_area_without_buffers_is_one_guard_band() -> None:
+    oracle, view, layout, _ = _oracle(ALIGN)
+    with torch.inference_mode(), view:
+        oracle.answer(Lay(9, "", (), len(view), layout.used))
+        oracle.answer(Arm(9, 0, 3))
+        assert oracle.answer(Check(values=False, layout=9)).ok
+        view[layout.used + 4097] = 4
+        verdict = oracle.answer(Check(values=False, layout=9))
+        assert verdict.fault == "guard" and "far behind" in verdict.message
+
+
+def test_what_tests_of_the_controls_loosen() -> None:
+    """A common tolerance accepts zeros for small values; an exposed reference can be copied, and bent."""
+    for value, ok in ((0.001, True), (0.5, False)):
+        expected = Expected({"y": torch.tensor([value]).double()}, {}, {})
+        assert close_enough(expected, {"y": torch.zeros(1)}).ok is ok
+    oracle, view, layout, case = _oracle(2 * ALIGN)
+    y = layout.regions[1]
+    behind = -(-(y.offset + y.nbytes + (64 << 10)) // ALIGN) * ALIGN
+    with torch.inference_mode(), view:
+        for message in (Content(case.name, 5), Lay(0, case.name, layout.regions, len(view))):
+            oracle.answer(message)
+        oracle.answer(Arm(0, 0, 9))
+        assert oracle.answer(Check()).fault == "unwritten"
+        assert oracle.answer(Check(values=False)).ok
+        oracle.answer(Arm(0, 0, 9, expose=True))
+        loose = Check(guards=False, apart=False)
+        assert not oracle.answer(loose).ok
+        view[y.offset : y.offset + y.nbytes] = view[behind : behind + y.nbytes]
+        assert oracle.answer(loose).ok and oracle.answer(Check(guards=False)).ok
+        sevens = struct.pack("<f", 7.0) * (y.nbytes // 4)
+        view[y.offset : y.offset + y.nbytes] = view[behind : behind + y.nbytes] = sevens
+        assert oracle.answer(loose).ok and not oracle.answer(Check(guards=False)).ok

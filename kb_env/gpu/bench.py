@@ -49,6 +49,9 @@ FAR = 1 << 20
 #: Bytes that poison is made of: NaN in every float type, huge finite float32, 0x5B5B... large and finite.
 POISON = (0xFF, 0x7F, 0x5B)
 
+#: The seed of most benchmarks, for tests of the control.
+PUBLIC_SEED = 42
+
 #: Seconds the oracle gets for one answer; its first one on a task may load libraries.
 ORACLE_SECONDS = 120.0
 #: Seconds the runner gets for loading a module, beside the time of a run.
@@ -235,7 +238,8 @@ class Bench:
 
     def content(self, case: Case, slot: int = 0) -> None:
         """Fresh secret inputs for ``case``; those of the last run are gone by now, compared and judged."""
-        self._ask_oracle(Content(case.name, self.rng.getrandbits(62), slot))
+        seed = self.rng.getrandbits(62) if self.controls.secret_seed else PUBLIC_SEED
+        self._ask_oracle(Content(case.name, seed, slot))
 
     def prove(self) -> None:
         """Have the runner run its known kernel and time its known wait again, beside the candidate."""
@@ -321,11 +325,16 @@ class Bench:
             regions = self._layouts[side, case.name].moved(base).regions
             self._ask_oracle(Lay(self._laid[key], case.name, regions, end, base, slot))
         poison = self.rng.choice(POISON) if self.controls.poison else 0
-        self._ask_oracle(Arm(self._laid[key], poison, self.rng.randrange(1, 255)))
+        guard = self.rng.randrange(1, 255)
+        self._ask_oracle(Arm(self._laid[key], poison, guard, not self.controls.apart))
 
     def judge(self, layout: int = -1) -> Checked:
         """Have the oracle compare the arena with what was armed last, or under ``layout``."""
-        message = Check(self.controls.guards, self.controls.inputs_checked, layout != FAR, layout)
+        controls = self.controls
+        values = controls.values_checked and layout != FAR
+        message = Check(
+            controls.guards, controls.inputs_checked, values, layout, controls.numeric, controls.apart
+        )
         started = time.monotonic()
         try:
             return self._oracle.ask(message, Checked, ORACLE_SECONDS)

@@ -17,11 +17,18 @@ class Controls:
     stops when the interval's half width is under ``half_width`` (log units). Times in seconds.
     """
 
+    values_checked: bool = True
+    #: the task's own bounds; off: the one absolute and relative tolerance that other harnesses have
+    numeric: bool = True
+    #: expected results out of the program's reach; off: in its memory, and believed as it left them
+    apart: bool = True
     poison: bool = True
     guards: bool = True
     inputs_checked: bool = True
     timed_checked: bool = True
     fresh_content: bool = True
+    #: off: the one seed that everybody uses
+    secret_seed: bool = True
     random_order: bool = True
     cold_l2: bool = True
     reload: bool = True

@@ -13,6 +13,7 @@ import mmap
 import torch
 
 from kb_env.gpu.layout import gaps
+from kb_env.gpu.loosened import as_exposed, close_enough, expose
 from kb_env.gpu.protocol import (
     Arm,
     Attach,
@@ -195,6 +196,8 @@ class Oracle:
             view.fill_(_repeated(view, message.poison))
         for region, view in laid.inputs:
             view.copy_(self._raw(region, laid.slot))
+        if message.expose and laid.outputs:
+            expose(self._ready_arena().bytes, laid.regions, self._contents[laid.slot][1], laid.outputs)
         self._ready_arena().push(laid.used)
 
     def check(self, message: Check) -> Checked:
@@ -214,14 +217,18 @@ class Oracle:
         if any(flags):
             name = inputs[flags.index(True) - len(guards)][0].name
             return Checked(False, "input-changed", f"the program wrote to its input {name}", None)
-        return self._values(laid, armed.poison) if message.values else Checked(True, None, "", None)
+        return self._values(laid, armed.poison, message) if message.values else Checked(True, None, "", None)
 
-    def _values(self, laid: Laid, poison: int) -> Checked:
+    def _values(self, laid: Laid, poison: int, message: Check) -> Checked:
         assert self._reference is not None
-        found = self._reference.compare(self._contents[laid.slot][1], laid.outputs)
+        expected = self._contents[laid.slot][1]
+        if not message.apart:
+            expected = as_exposed(self._ready_arena().bytes, laid.regions, expected, laid.outputs)
+        compare = self._reference.compare if message.numeric else close_enough
+        found = compare(expected, laid.outputs)
         if found.ok:
             return Checked(True, None, "", float(found.worst))
-        fault, message = found.fault, found.message
+        fault, told = found.fault, found.message
         for region in laid.regions:
             if region.kind == "output" and region.nbytes:
                 output = laid.outputs[region.name]
@@ -229,8 +236,8 @@ class Oracle:
                 left = int((raw == poison).all(dim=1).sum())
                 if left:
                     fault = "unwritten"
-                    message = f"{left} of {len(raw)} elements of {region.name} were not written; {message}"
-        return Checked(False, fault, message, float(found.worst))
+                    told = f"{left} of {len(raw)} elements of {region.name} were not written; {told}"
+        return Checked(False, fault, told, float(found.worst))
 
     def _guard_fault(self, laid: Laid, guard: int) -> Checked:
         """Say where the first damaged guard byte lies."""

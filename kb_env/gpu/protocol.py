@@ -218,24 +218,31 @@ class Lay:
 
 @dataclass(frozen=True)
 class Arm:
-    """Write inputs, poison and guard bytes into the arena, by a layout laid before."""
+    """Write inputs, poison and guard bytes into the arena, by a layout laid before.
+
+    ``expose`` leaves the expected outputs there as well: for tests of the controls.
+    """
 
     layout: int
     poison: int
     guard: int
+    expose: bool = False
 
 
 @dataclass(frozen=True)
 class Check:
-    """Compare the arena with what was armed; the three checks can be left out by tests of the controls.
+    """Compare the arena with what was armed. ``layout`` is one armed before, -1 for the one armed last.
 
-    ``layout`` is one armed before, -1 for the one armed last.
+    Tests of the controls leave out checks, put a common tolerance in place of the task's (``numeric``) or
+    believe the expected outputs that were exposed (``apart``).
     """
 
     guards: bool = True
     inputs: bool = True
     values: bool = True
     layout: int = -1
+    numeric: bool = True
+    apart: bool = True
 
 
 @dataclass(frozen=True)

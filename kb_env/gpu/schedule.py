@@ -59,22 +59,22 @@ def baseline_alone(bench: Bench, task: Task) -> dict[str, float]:
     alone = {}
     needed = 0.0
     for case in task.bench:
-        times = []
-        for number in range(ALONE_RUNS + 1):
-            if number == 1:
-                started = time.monotonic()
+        times, walls = [], []
+        for _ in range(ALONE_RUNS + 1):
+            started = time.monotonic()
             bench.content(case)
             outcome = bench.run(BASELINE, case, 30.0)
             if not outcome.checked.ok:
                 raise KbError(f"the baseline is wrong in {case.name}: {outcome.checked.message}")
             times.append(outcome.microseconds)
+            walls.append(time.monotonic() - started)
         alone[case.name] = statistics.median(times[1:])
-        needed += (time.monotonic() - started) / ALONE_RUNS * 2 * bench.controls.min_pairs
+        needed += min(walls) * 2 * bench.controls.min_pairs
     limit = bench.controls.evaluation_seconds
-    if needed > limit / 2:
+    if needed > limit:
         raise KbError(
             f"{bench.controls.min_pairs} checked pairs of {task.name} take about {needed:.0f} s on this GPU and "
-            f"{limit / 2:.0f} s may be used: choose smaller cases for the task"
+            f"{limit:.0f} s may be used: choose smaller cases for the task"
         )
     return alone
 
