@@ -63,6 +63,17 @@ def tensor_macs(instr: Instr) -> int:
     return 0
 
 
+def extra_counts(block: Block) -> dict[str, int]:
+    """What one execution of a block adds to LaunchCounts.extra: shuffles, multiply-adds of wgmma."""
+    found: dict[str, int] = {}
+    for instr in block.instrs:
+        if instr.op == "shfl":
+            found["shuffles"] = found.get("shuffles", 0) + 1
+        elif instr.op == "wgmma":
+            found["wgmma_macs"] = found.get("wgmma_macs", 0) + tensor_macs(instr)
+    return found
+
+
 def _memory_class(op: str, mods: tuple[str, ...]) -> str:
     verb = "store" if op == "st" else "load"
     if "shared" in mods or "shared::cta" in mods or "shared::cluster" in mods:

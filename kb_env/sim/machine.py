@@ -26,7 +26,7 @@ from kb_env.sim import (
     lower_warp,
     native,
 )
-from kb_env.sim.classes import instruction_class, loads_in_flight, tensor_macs
+from kb_env.sim.classes import extra_counts, instruction_class, loads_in_flight, tensor_macs
 from kb_env.sim.counts import LaunchCounts
 from kb_env.sim.flow import analyse, order_blocks
 from kb_env.sim.ir import Flat, flatten
@@ -98,6 +98,7 @@ class _Compiled:
     loads: list[list[int]]
     branches: list[int]
     macs: list[int]  # tensor multiply-adds of each block
+    extra: list[dict[str, int]]  # further counts of each block
     address: int = 0
     engine: object = None
 
@@ -172,8 +173,9 @@ class Machine:
             branches = [int(block.end in ("branch", "brx")) for block in flat.blocks]
             text = "\n".join([body, *low.declared.values(), '!0 = !{!"branch_weights", i32 1, i32 100000}'])
             done = _Compiled(
-                flat, sites, low.register_bytes, bool(flow.live_in[0]), mix, loads, branches, macs
-            )
+                flat, sites, low.register_bytes, bool(flow.live_in[0]), mix, loads, branches, macs,
+                [extra_counts(block) for block in flat.blocks],
+            )  # fmt: skip
             done.engine, done.address = self._native(text, list(low.declared))
             self._compiled[kernel] = done
         return self._compiled[kernel]
@@ -341,11 +343,14 @@ class _Session:
         for slot, (data, _, writable) in self.slots.items():
             read, written = array(data.nbytes // 2048 + 2), array(data.nbytes // 2048 + 2)
             bitmaps[slot] = (read, written)
+            stamps = array(data.nbytes // 32 + 1).ctypes.data if sample is not None else None
             run.slots[slot] = native.Slot(
-                data.ctypes.data, data.nbytes, read.ctypes.data, written.ctypes.data, int(writable)
+                data.ctypes.data, data.nbytes, read.ctypes.data, written.ctypes.data, int(writable), stamps
             )
         params = self.parameters(launch, code.flat)
-        run.slots[3] = native.Slot(params.ctypes.data, params.nbytes - 64, None, None, 0)
+        run.slots[3] = native.Slot(params.ctypes.data, params.nbytes - 64, None, None, 0, None)
+        if sample is not None:
+            run.hot = array(2 * native.HOT_WORDS).ctypes.data
         block_counts, sites = array(2 * len(code.flat.blocks)), (native.SiteCount * (len(code.sites) + 1))()
         run.kernel, run.params, run.param_bytes = code.address, params.ctypes.data, params.nbytes
         run.block_counts, run.sites = block_counts.ctypes.data, ctypes.addressof(sites)
@@ -429,6 +434,10 @@ class _Session:
                 mix[name] = mix.get(name, 0) + times * number
             groups += times * len(code.loads[i])
             loads += times * sum(code.loads[i])
+        extra: dict[str, float] = {}
+        for i, known in enumerate(code.extra):
+            for name, number in known.items():
+                extra[name] = extra.get(name, 0.0) + int(executions[i]) * number
         tally: dict[tuple[str, str], list[int]] = {}
         lines: dict[int, list[int]] = {}
         for site, count in zip(code.sites, sites, strict=False):
@@ -451,6 +460,7 @@ class _Session:
             read, written = bitmaps[address >> SLOT_SHIFT]
             footprint[index] = (_bits(read), _bits(written))
         load, store = of("load", "global"), of("store", "global")
+        extra |= _extra(run, load, store, atomic, of("atomic", "shared"))
         return LaunchCounts(
             kernel=launch.kernel,
             grid=launch.grid,
@@ -483,7 +493,26 @@ class _Session:
             max_warp_instructions=int(run.max_warp),
             loads_in_flight=loads / groups if groups else 1.0,
             lines=tuple((line, values[0], values[1]) for line, values in sorted(lines.items())),
+            extra=extra,
         )
+
+
+def _extra(
+    run: native.Run, load: list[int], store: list[int], atomic: list[int], shared: list[int]
+) -> dict[str, float]:
+    """Counters for the time model beside the named ones: see LaunchCounts.extra."""
+    found = {
+        "global_load_lines": load[3], "global_store_lines": store[3],
+        "shared_atomic_requests": shared[0], "shared_atomic_passes": shared[1],
+    }  # fmt: skip
+    if run.hot:
+        found["atomic_hottest"] = run.hot_most
+        found["block_sectors"] = run.first_sectors
+        total = 0
+        for k, count in enumerate(run.reuse):
+            total += count
+            found[f"reuse_{k}"] = total
+    return {name: float(value) for name, value in found.items()}
 
 
 def _bits(bitmap: np.ndarray) -> int:

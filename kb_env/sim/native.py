@@ -28,6 +28,8 @@ FLAGS = [
     "-fno-rtti",
 ]
 SLOTS = 4096
+#: Bins of reuse distances, and entries of the table of atomics, as in native/runtime.h.
+REUSES, HOT_WORDS = 9, 1 << 16
 
 u32, u64, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
 
@@ -39,6 +41,7 @@ class Slot(ctypes.Structure):
         ("read", pointer),
         ("written", pointer),
         ("writable", u64),
+        ("stamps", pointer),
     ]
 
 
@@ -67,7 +70,8 @@ class Run(ctypes.Structure):
         ("slots_used", u32), ("zero_registers", u32), ("budget", u64), ("used", u64), ("divergent_branches", u64),
         ("barriers", u64), ("max_warp", u64), ("picks", pointer), ("pick_count", u64), ("fault", FaultRecord),
         ("findings", pointer), ("finding_count", u32), ("finding_room", u32), ("text", pointer), ("text_used", u64),
-        ("text_room", u64), ("lane_accesses", u64), ("spare", u64 * 8), ("escape", ctypes.c_uint8 * 1024),
+        ("text_room", u64), ("lane_accesses", u64), ("hot", pointer), ("hot_most", u64), ("first_sectors", u64),
+        ("reuse", u64 * REUSES), ("spare", u64 * 4), ("escape", ctypes.c_uint8 * 1024),
     ]  # fmt: skip
 
 

@@ -76,6 +76,31 @@ static u32 count_sectors(const u64 *sector, u32 mask, u64 *bitmap) {
     return distinct(sector, mask, [=](u64 v) { mark(bitmap, v); });
 }
 
+static u32 count_lines(const u64 *sector, u32 mask) {
+    u64 line[LANES];
+    for (u32 i = 0; i < LANES; i++) line[i] = sector[i] >> 2;
+    return count_sectors(line, mask, nullptr);
+}
+
+// A load of one sector in a sampled run: how many loads of a warp lie between it and the last one by this block.
+// Warps of a block are taken to go on side by side, whichever the simulator runs first.
+static void touch(Warp *warp, u64 *stamps, u64 sector) {
+    Run *run = warp->run;
+    u64 block = warp->block->linear + 1, last = stamps[sector];
+    stamps[sector] = block << 32 | warp->loads;
+    if (last >> 32 != block) {
+        run->first_sectors++;
+        return;
+    }
+    u32 between = warp->loads > (u32)last ? warp->loads - (u32)last : (u32)last - warp->loads;
+    u32 bin = between ? (33 - (u32)__builtin_clz(between)) / 2 : 0;  // 0, 1-3, 4-15, 16-63, ...
+    run->reuse[bin < REUSES ? bin : REUSES - 1]++;
+}
+
+static void touch_range(Warp *warp, u64 *stamps, u64 low, u64 high) {
+    for (u64 s = low; s <= high; s++) touch(warp, stamps, s);
+}
+
 static void mark_range(u64 *bitmap, u64 low, u64 high) {
     if (low >> 6 == high >> 6)
         bitmap[low >> 6] |= (high - low == 63 ? ~0ull : (1ull << (high - low + 1)) - 1) << (low & 63);
@@ -91,9 +116,9 @@ template <class T> static i32 half_pattern(const T *address, u32 width) {
 }
 
 // A full warp whose half-warps are each contiguous or uniform, as blocks of 16 columns make them.
-static bool reach_halves(Run *run, Site &tally, const u64 *address, u32 width, u64 slot, bool write, bool counted, Reached &out) {
+static bool reach_halves(Warp *warp, Site &tally, const u64 *address, u32 width, u64 slot, bool write, bool counted, Reached &out) {
     if (slot >= SLOTS || slot < SLOT_PARAM) return false;
-    Slot &target = run->slots[slot];
+    Slot &target = warp->run->slots[slot];
     if (write && !target.writable) return false;
     u64 low[2], high[2];
     for (u32 h = 0; h < 2; h++) {
@@ -107,6 +132,14 @@ static bool reach_halves(Run *run, Site &tally, const u64 *address, u32 width, u
     if (bitmap) mark_range(bitmap, low[0], high[0]), mark_range(bitmap, low[1], high[1]);
     u64 first = low[0] > low[1] ? low[0] : low[1], last = high[0] < high[1] ? high[0] : high[1];
     tally.sectors += high[0] - low[0] + high[1] - low[1] + 2 - (last >= first ? last - first + 1 : 0);
+    u64 first_line = first >> 2, last_line = last >> 2;
+    tally.conflicts += (high[0] >> 2) - (low[0] >> 2) + (high[1] >> 2) - (low[1] >> 2) + 2;
+    if (last_line >= first_line) tally.conflicts -= last_line - first_line + 1;
+    if (bitmap && !write && target.stamps) {
+        touch_range(warp, target.stamps, low[0], high[0]);
+        for (u64 s = low[1]; s <= high[1]; s++)
+            if (s < low[0] || s > high[0]) touch(warp, target.stamps, s);
+    }
     out.base = nullptr, out.pattern = 3;
     return true;
 }
@@ -119,6 +152,7 @@ void reach_global(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site,
     u64 origin = address[first], slot = origin >> SLOT_SHIFT, base = slot << SLOT_SHIFT;
     tally.requests++;
     tally.bytes += (u64)width * (u32)__builtin_popcount(mask);
+    warp->loads += !write;
     u64 line = 0, equal = 0;
     for (u32 i = 0; i < LANES; i++) line |= address[i] ^ (address[0] + (u64)i * width), equal |= address[i] ^ address[0];
     if (mask == ~0u && (!line || !equal)) {
@@ -128,16 +162,18 @@ void reach_global(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site,
             Slot &target = run->slots[slot];
             u64 low = offset >> 5, high = (offset + span - 1) >> 5;
             tally.sectors += high - low + 1;
+            tally.conflicts += (high >> 2) - (low >> 2) + 1;
             u64 *bitmap = write ? target.written : target.read;
             if (bitmap && counted) {
                 mark_range(bitmap, low, high);
+                if (!write && target.stamps) touch_range(warp, target.stamps, low, high);
             }
             out.base = target.host + offset;
             out.pattern = line ? 2 : 1;
             return;
         }
     }
-    if (mask == ~0u && reach_halves(run, tally, address, width, slot, write, counted, out)) return;
+    if (mask == ~0u && reach_halves(warp, tally, address, width, slot, write, counted, out)) return;
     u64 odd = 0, foreign = 0, farthest = 0;
     for (u32 i = 0; i < LANES; i++) {
         u64 here = (mask >> i & 1) ? address[i] : origin;
@@ -167,12 +203,18 @@ void reach_global(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site,
             if (!(mask >> i & 1)) out.offset[i] = out.offset[first];
         out.base = nullptr;
         tally.sectors += count_sectors(sector, mask, nullptr);
+        tally.conflicts += count_lines(sector, mask);
         return;
     }
     Slot &target = run->slots[slot];
     out.base = target.host;
     u64 sector[LANES];
     for (u32 i = 0; i < LANES; i++) sector[i] = out.offset[i] >> 5;
+    tally.conflicts += count_lines(sector, mask);
+    if (!write && counted && target.stamps) {
+        u64 *stamps = target.stamps;
+        distinct(sector, mask, [=](u64 v) { touch(warp, stamps, v); });
+    }
     tally.sectors += count_sectors(sector, mask, counted ? (write ? target.written : target.read) : nullptr);
 }
 

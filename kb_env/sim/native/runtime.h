@@ -18,6 +18,7 @@ typedef int32_t i32;
 typedef int64_t i64;
 
 enum { LANES = 32, SLOT_SHIFT = 36, SLOT_SHARED = 1, SLOT_LOCAL = 2, SLOT_PARAM = 3, SLOT_FIRST = 16, SLOTS = 4096 };
+enum { REUSES = 9, HOT_WORDS = 1 << 16 };
 enum { BARRIERS = 17 };  // 16 of the block, and the cluster's at 16
 enum FaultKind { OUT_OF_BOUNDS = 1, MISALIGNED, TRAP, BUDGET, DEADLOCK, BAD_BRANCH, UNSUPPORTED, ASSERTED };
 enum FindingKind { DIVERGENT_BARRIER = 1, ABSENT_LANE, MISSING_WAIT };
@@ -28,10 +29,12 @@ struct Slot {
     u64 *read;     // bitmap of 32-byte sectors, or null
     u64 *written;
     u64 writable;
+    u64 *stamps;   // who loaded each sector last: block number + 1 and that warp's count of loads; or null
 };
 
 struct Site {
-    u64 requests, sectors, bytes, conflicts;
+    u64 requests, sectors, bytes;
+    u64 conflicts;  // of atomics: lanes on a word that an earlier lane has; of global loads and stores: 128-byte lines
 };
 
 struct Fault {
@@ -75,7 +78,11 @@ struct Run {  // one launch
     char *text;
     u64 text_used, text_room;
     u64 lane_accesses;
-    u64 spare[8];
+    u64 *hot;            // table of atomically changed words and how often, of sampled runs; or null
+    u64 hot_most;        // the most lanes that changed one word
+    u64 first_sectors;   // sectors that a block loads for the first time
+    u64 reuse[REUSES];   // loads of a sector again: by how many loads of a warp lie between
+    u64 spare[4];
     jmp_buf escape;
 };
 
@@ -113,6 +120,7 @@ struct Warp {
     u64 result[LANES];
     Pending *pending;
     u32 pending_count, pending_room, group_now, group_done[LANES];
+    u32 loads;  // requests to global memory so far
 };
 
 struct Reached {  // where the lanes of a request go

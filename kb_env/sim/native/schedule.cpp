@@ -173,7 +173,7 @@ static void start_warp(Run *run, Block *block, Warp *warp) {
     warp->cluster_rank = warp->cluster_ctaid[0] + run->cluster[0] * (warp->cluster_ctaid[1] + run->cluster[1] * warp->cluster_ctaid[2]);
     warp->cluster_size = run->cluster[0] * run->cluster[1] * run->cluster[2];
     warp->shared_total = run->shared_bytes;
-    warp->pending_count = 0, warp->group_now = 0;
+    warp->pending_count = 0, warp->group_now = 0, warp->loads = 0;
     if (run->zero_registers) memset(warp->registers, 0, run->register_bytes);
     if (run->local_bytes) memset(warp->local, 0xff, run->local_bytes * LANES);
 }

@@ -108,6 +108,18 @@ void kb_redux(const u32 *value, const u32 *members, u32 mask, u32 *out, u32 op, 
     }
 }
 
+// Counts one atomic on a word of global memory. Where the table is full, further words are not counted.
+static void count_hot(Run *run, u64 word) {
+    u32 h = (u32)(word * 0x9E3779B97F4A7C15ull >> 48);
+    for (u32 probe = 0; probe < 16; probe++, h = (h + 1) & (HOT_WORDS - 1)) {
+        u64 *entry = run->hot + 2 * h;
+        if (!entry[1]) entry[0] = word;
+        if (entry[0] != word) continue;
+        if (++entry[1] > run->hot_most) run->hot_most = entry[1];
+        return;
+    }
+}
+
 // Atomics, lane by lane in order, so that the sum of floats has one defined order. Values are [element][lane] arrays
 // of 8-byte words. code: op | type << 8 | width << 16 | elements << 24. The old value is stored if `out` is not null.
 void kb_atomic(Warp *warp, const u64 *address, u32 mask, const u64 *value, const u64 *other, u64 *out, u32 site, u32 code) {
@@ -118,7 +130,8 @@ void kb_atomic(Warp *warp, const u64 *address, u32 mask, const u64 *value, const
     tally.bytes += (u64)width * count * (u32)__builtin_popcount(mask);
     warp->run->lane_accesses += (u32)__builtin_popcount(mask);
     u64 seen[LANES], sectors[LANES];
-    u32 seen_count = 0, sector_count = 0;
+    u32 lanes[LANES], seen_count = 0, sector_count = 0, most = 0;
+    bool shared = false;
     for (u32 m = mask; m; m &= m - 1) {
         u32 i = first_lane(m);
         u64 at = address[i];
@@ -133,7 +146,10 @@ void kb_atomic(Warp *warp, const u64 *address, u32 mask, const u64 *value, const
         }
         u32 k = 0;
         while (k < seen_count && seen[k] != at) k++;
-        if (k == seen_count) seen[seen_count++] = at; else tally.conflicts++;
+        if (k == seen_count) seen[seen_count] = at, lanes[seen_count++] = 0; else tally.conflicts++;
+        most = ++lanes[k] > most ? lanes[k] : most;
+        if (slot >= SLOT_FIRST && warp->run->hot) count_hot(warp->run, at >> 2);
+        shared = slot == SLOT_SHARED;
         k = 0;
         while (k < sector_count && sectors[k] != at >> 5) k++;
         if (k == sector_count) sectors[sector_count++] = at >> 5;
@@ -145,7 +161,7 @@ void kb_atomic(Warp *warp, const u64 *address, u32 mask, const u64 *value, const
             if (out) out[e * LANES + i] = old;
         }
     }
-    tally.sectors += sector_count;
+    tally.sectors += shared ? most : sector_count;  // shared memory takes a pass for each lane on one word
 }
 
 void kb_trap(Warp *warp, u32 mask, u32 site) {
