@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kb_env.files import write_atomic
@@ -20,6 +21,18 @@ def episode_name(task: str, policy: str, seed: int) -> str:
     """File stem of one planned episode."""
     safe = "".join(char if char.isalnum() or char in "._-" else "_" for char in f"{task}-{policy}")
     return f"{safe}-{seed}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the times of a run come from: runs never mix two."""
+
+    trust: str
+    source: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.source} times of {self.device} ({self.trust})"
 
 
 def unified_diff(episode: Episode) -> str:
@@ -38,12 +51,14 @@ def unified_diff(episode: Episode) -> str:
 class RunFolder:
     """Paths and files of one run.
 
-    ``run.json`` holds the arguments and versions, ``episodes/`` one msgpack per episode (rewritten
-    after each step), ``best/`` the best program and its diff per episode, ``report.html`` the page.
+    ``run.json`` holds the arguments and versions, ``origin.json`` what its times come from,
+    ``episodes/`` one msgpack per episode (rewritten after each step), ``best/`` the best program and
+    its diff per episode, ``report.html`` the page.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._origin: Origin | None = None
 
     def begin(self, facts: Mapping[str, object]) -> None:
         write_atomic(self.path / "run.json", json.dumps(facts, indent=1, default=str).encode())
@@ -57,8 +72,42 @@ class RunFolder:
             ) from error
         return dict(loaded)
 
+    def origin(self) -> Origin | None:
+        """What the run's times come from; None before its first episode."""
+        if self._origin is None:
+            try:
+                self._origin = Origin(**json.loads((self.path / "origin.json").read_text()))
+            except FileNotFoundError:
+                for episode in self.episodes():
+                    self._origin = Origin(episode.trust, episode.source, episode.device)
+                    break
+            except (ValueError, TypeError) as error:
+                raise KbError(f"{self.path}/origin.json is damaged ({error}): delete it") from error
+        return self._origin
+
+    def accept(self, origin: Origin) -> None:
+        """Take the run's times to come from ``origin`` from now on.
+
+        Raises:
+            KbError: if it holds others: measured and modelled times, or two GPUs', are never compared.
+        """
+        found = self.origin()
+        if found is None:
+            write_atomic(self.path / "origin.json", json.dumps(asdict(origin)).encode())
+            self._origin = origin
+        elif found != origin:
+            raise KbError(
+                f"{self.path} holds {found}, this would add {origin}: go on with --backend as it was, "
+                "or choose another --out"
+            )
+
     def save(self, episode: Episode) -> None:
-        """Store the episode as it stands, finished or not."""
+        """Store the episode as it stands, finished or not.
+
+        Raises:
+            KbError: if its times come from elsewhere than the run's.
+        """
+        self.accept(Origin(episode.trust, episode.source, episode.device))
         name = episode_name(episode.task, episode.policy, episode.seed)
         write_atomic(self.path / "episodes" / f"{name}.msgpack", pack(episode))
 

@@ -17,15 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from experiments.budgets import Budgeted
 from experiments.rollout import play
 from experiments.run_folder import episode_name
 from kb_env.env import CudaEnv
 from kb_env.evaluators import Evaluator
 from kb_env.task import load_task
-from kb_env.types import Episode
+from kb_env.types import Episode, KbError
 from memory.entries import Holdout
 from memory.store import Memory
-from policies.policy import make_policy
+from policies.policy import make_policy, takes
 
 #: Policies that are given a memory.
 WITH_MEMORY = ("recall", "refine", "maicrl", "evolve")
@@ -48,7 +49,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What all streams of a comparison share: ``steps`` and ``budget`` per episode, policy settings."""
+    """What all streams share: ``steps`` at most and ``budget`` (see budgets.py) per episode, settings."""
 
     steps: int
     budget: Mapping[str, float] = field(default_factory=dict)
@@ -57,6 +58,8 @@ class Conditions:
     memory: str | None = None
     #: hide the operator family of the task at hand from the memory
     hold_out_family: bool = False
+    #: seed of the inputs that modelled evaluations are checked on; None: each episode's own
+    inputs_seed: int | None = None
 
 
 def task_stem(task: str) -> str:
@@ -83,6 +86,9 @@ def play_stream(
     """Play what is not in ``finished`` yet and yield each episode as it ends.
 
     The episodes must be the stream's first ones: a remembering stream cannot leave one out.
+
+    Raises:
+        KbError: if the harness failed in an episode. That one is no result: it is played again.
     """
     folder = Path(tempfile.mkdtemp(prefix="kb-stream-")) if stream.remembers else None
     try:
@@ -94,6 +100,8 @@ def play_stream(
                 memory.learn(episode, load_task(name), now=0.0)
         for name in stream.tasks[len(finished) :]:
             episode = _play_one(stream, name, evaluator, conditions, memory)
+            if episode.ended.startswith("fault: ") and episode.ended != "fault: UNRECORDED":
+                raise KbError(f"{episode.task}, {stream.label}, seed {stream.seed}: {_why(episode)}")
             if memory is not None:
                 # Not the clock: a stream that is played again must remember the same.
                 memory.learn(episode, load_task(name), now=0.0)
@@ -103,23 +111,24 @@ def play_stream(
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _why(episode: Episode) -> str:
+    """The harness's own words on the fault that ended an episode."""
+    return episode.steps[-1].feedback if episode.steps else episode.ended
+
+
 def _play_one(
     stream: Stream, name: str, evaluator: Evaluator, conditions: Conditions, memory: Memory | None
 ) -> Episode:
     task = load_task(name)
-    settings = dict(conditions.settings)
+    settings = takes(stream.policy, conditions.settings)
     if memory is not None:
         settings["memory"] = memory
         if conditions.hold_out_family:
             settings["holdout"] = Holdout(families=(task.family,))
     policy = make_policy(stream.policy, **settings)
-    env = CudaEnv(
-        task=task,
-        evaluator=evaluator,
-        max_steps=conditions.steps,
-        budget=conditions.budget,
-        evaluate_on_reset=True,
-    )
+    if conditions.budget:
+        policy = Budgeted(policy, conditions.budget)
+    env = CudaEnv(task=task, evaluator=evaluator, max_steps=conditions.steps, evaluate_on_reset=True)
     try:
         return play(env, policy, task, stream.seed, label=stream.label)
     finally:

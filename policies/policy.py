@@ -8,7 +8,8 @@ touches the evaluator: what it wants to know it has to try, as a step.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,24 +58,42 @@ def notes_of(policy: Policy) -> Mapping[str, str | float]:
     return notes() if callable(notes) else {}
 
 
-def make_policy(name: str, /, **settings: Any) -> Policy:
-    """A new policy by its name in POLICIES or as ``module:Class``; settings go to its constructor.
+def find_policy(name: str) -> Callable[..., Any]:
+    """What makes policy ``name``: a name in POLICIES, or ``module:Class``.
 
     Raises:
-        KbError: if there is no such policy, or it does not take these settings.
+        KbError: if there is no such policy.
     """
     place = POLICIES.get(name, name)
     module, colon, attribute = place.partition(":")
     if not colon or not module or not attribute:
         raise KbError(f"no policy {name!r}: choose one of {', '.join(sorted(POLICIES))}, or module:Class")
     try:
-        factory = getattr(importlib.import_module(module), attribute)
+        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise KbError(f"cannot load policy {name!r}: {error}") from error
+    return found
+
+
+def takes(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that policy ``name`` has a parameter for."""
     try:
-        policy = factory(**settings)
+        known = inspect.signature(find_policy(name)).parameters
+    except (TypeError, ValueError):  # not callable, or written in C: it has no parameters to speak of
+        return {}
+    return {key: value for key, value in settings.items() if key in known}
+
+
+def make_policy(name: str, /, **settings: Any) -> Policy:
+    """A new policy by its name in POLICIES or as ``module:Class``; settings go to its constructor.
+
+    Raises:
+        KbError: if there is no such policy, or it does not take these settings.
+    """
+    try:
+        policy = find_policy(name)(**settings)
     except TypeError as error:
         raise KbError(f"policy {name!r} does not take these settings: {error}") from error
     if not isinstance(policy, Policy):
-        raise KbError(f"{place} is not a policy: it needs name, begin, act, learn, save and load")
+        raise KbError(f"{name} is not a policy: it needs name, begin, act, learn, save and load")
     return policy
