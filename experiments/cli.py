@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("experiments.check", "verify and time one program"),
     "compare": ("experiments.compare", "policies x tasks x seeds at equal budgets"),
     "learn": ("experiments.learn", "rounds of rollouts with learning between"),
+    "ablate": ("experiments.ablate", "a learning policy whole and with one part off at a time"),
     "evaluate": ("experiments.evaluate", "work off a spool of evaluation requests"),
     "report": ("experiments.report", "one HTML page of a run folder"),
     "memory": (

@@ -128,7 +128,13 @@ def _play_one(
     policy = make_policy(stream.policy, **settings)
     if conditions.budget:
         policy = Budgeted(policy, conditions.budget)
-    env = CudaEnv(task=task, evaluator=evaluator, max_steps=conditions.steps, evaluate_on_reset=True)
+    env = CudaEnv(
+        task=task,
+        evaluator=evaluator,
+        max_steps=conditions.steps,
+        evaluate_on_reset=True,
+        inputs_seed=conditions.inputs_seed,
+    )
     try:
         return play(env, policy, task, stream.seed, label=stream.label)
     finally:

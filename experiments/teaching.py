@@ -15,7 +15,7 @@ from kb_env.records import RecordError, from_plain, pack, plain, unpack_plain
 from kb_env.types import Episode, KbError
 from memory.entries import Operation
 from memory.store import Memory
-from policies.policy import make_policy
+from policies.policy import make_policy, takes
 
 
 def read_operations(path: Path) -> list[Operation]:
@@ -48,7 +48,7 @@ def teach(
             return made
         known = {item.id for item in store.knowledge.history()}
         if episodes:
-            make_policy(policy, memory=store, **settings).learn(episodes)
+            make_policy(policy, memory=store, **takes(policy, settings)).learn(episodes)
         made = [item for item in store.knowledge.history() if item.id not in known]
         write_atomic(kept, pack({"operations": [plain(item) for item in made]}))
         return made
