@@ -239,7 +239,7 @@ SCRIPTS: dict[str, Script] = {
             ("initial", "arithmetic", "reciprocal"),
             ("initial", "shuffles", "shuffled"),
             ("initial", "fast intrinsics", "wrong/half_statistics"),
-            ("initial", "unrolling", "misspelt"),
+            ("reciprocal", "unrolling", "misspelt"),
             ("reciprocal", "staging", "right/registers"),
             ("shuffled", "staging", "right/registers"),
             ("right/welford", "staging", "right/registers"),
