@@ -78,6 +78,9 @@ class Result:
     speedup_low: float | None
     seconds: float
     message: str
+    #: the referee's two findings, in microseconds
+    referee_us: float | None = None
+    slope_us: float | None = None
 
 
 def read_candidate(path: Path, honest: bool) -> Candidate:
@@ -173,7 +176,14 @@ def run_all(
             low = found.speedup_low
             seconds = round(time.monotonic() - started, 3)
             told = found.message.strip()[:300]
-            yield Result(item.name, item.honest, judge(item, found), str(found.status), low, seconds, told)
+            looks = [_number(found.health.get(name)) for name in ("referee_us", "slope_us")]
+            yield Result(
+                item.name, item.honest, judge(item, found), str(found.status), low, seconds, told, *looks
+            )
+
+
+def _number(value: float | str | None) -> float | None:
+    return value if isinstance(value, float) else None
 
 
 def summary(backend: str, device: str, results: Sequence[Result], seconds: float) -> dict[str, object]:

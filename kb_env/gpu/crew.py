@@ -23,8 +23,9 @@ class Crew:
     belongs to whoever holds the GPU's lock.
     """
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, standbys: int = STANDBYS) -> None:
         self.index = index
+        self.standbys = standbys
         self.mirror = -1
         self._starting = threading.RLock()
         self._standbys: list[Worker] = []
@@ -51,7 +52,7 @@ class Crew:
         """Start what is missing, without waiting for it."""
         if self.mirror < 0:
             self.mirror = os.memfd_create("kb-env-mirror")
-        while len(self._standbys) < STANDBYS:
+        while len(self._standbys) < self.standbys:
             self._standbys.append(Worker("kb_env.gpu.runner", self.index, self.mirror))
         if self._oracle is not None and not self._oracle.alive():
             self._oracle.kill()
@@ -62,7 +63,7 @@ class Crew:
     def runner(self) -> Worker:
         """Take a standby runner that has proved itself; those that did not are replaced, up to a limit."""
         error: Exception | None = None
-        for _ in range(STANDBYS + 1):
+        for _ in range(self.standbys + 1):
             self.start_ahead()
             runner = self._standbys.pop(0)
             if runner.ready is not None and runner.alive():

@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from kb_env.evaluators import Prepared, Purpose
+from kb_env.evaluators import DeviceUnfit, Prepared, Purpose
 from kb_env.gpu.bench import Bench, RunnerLost
 from kb_env.gpu.controls import Controls
 from kb_env.gpu.crew import STANDBYS, Crew
@@ -40,8 +40,8 @@ LOCK_SECONDS = 600.0
 class GpuEvaluator:
     """Sealed evaluations on local GPU ``index`` (an index into CUDA_VISIBLE_DEVICES).
 
-    Nothing is started before the first use. ``prepare`` may run in many threads or processes;
-    ``measure`` holds the GPU's lock. Close it, or use it as a context manager.
+    ``standbys`` runners are started ahead. Nothing is started before the first use. ``prepare`` may run
+    in many threads or processes; ``measure`` holds the GPU's lock. Close it, or use it as a context manager.
 
     Raises:
         KbError: from any method, if the GPU, the oracle or the baseline fails; never for what a
@@ -51,12 +51,18 @@ class GpuEvaluator:
     trust = "sealed"
     source = "measured"
 
-    def __init__(self, index: int = 0, store: Path | None = None, controls: Controls = Controls()) -> None:
+    def __init__(
+        self,
+        index: int = 0,
+        store: Path | None = None,
+        controls: Controls = Controls(),
+        standbys: int = STANDBYS,
+    ) -> None:
         self.index = index
         self.store = store or default_store()
         self.controls = controls
         self.device = visible_name(index)
-        self._crew = Crew(index)
+        self._crew = Crew(index, standbys)
         self._monitor: Monitor | None = None
         self._ncu: Ncu | None = None
         self._baselines: dict[tuple[str, str], Prepared] = {}
@@ -89,7 +95,8 @@ class GpuEvaluator:
         self._ncu = None
 
     def __getstate__(self) -> dict[str, object]:
-        return {"index": self.index, "store": self.store, "controls": self.controls}
+        kept = {"index": self.index, "store": self.store, "controls": self.controls}
+        return kept | {"standbys": self._crew.standbys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -111,9 +118,10 @@ class GpuEvaluator:
         return self._baselines[key]
 
     def _measure(
-        self, prepared: Prepared, baseline: Prepared, purpose: Purpose, retries: int = STANDBYS + 1
+        self, prepared: Prepared, baseline: Prepared, purpose: Purpose, retries: int | None = None
     ) -> Evaluation:
         """One measurement; another one if the runner was lost before the candidate came near it."""
+        retries = self._crew.standbys + 1 if retries is None else retries
         seconds = dict(prepared.seconds)
         health: dict[str, float | str] = {}
         if not self._controlled:
@@ -151,13 +159,13 @@ class GpuEvaluator:
         """The baseline against itself; twice if need be.
 
         Raises:
-            KbError: if its interval leaves out 1 both times: nothing measured now would be worth anything.
+            DeviceUnfit: if its interval leaves out 1 both times: nothing measured now would be worth anything.
         """
         controls = replace(self.controls, min_pairs=CONTROL_PAIRS, max_pairs=CONTROL_PAIRS, check_runs=1)
         told = ""
         lost = failed = 0
         # Runners that were killed while they waited may take a while to be seen dead: each costs a try.
-        while failed < 2 and lost <= STANDBYS + 1:
+        while failed < 2 and lost <= self._crew.standbys + 1:
             runner = self._crew.runner()
             bench = Bench(runner, self._crew.oracle(), self.facts, controls, self._crew.mirror)
             session = Session(bench, baseline, baseline, Purpose(), {})
@@ -180,7 +188,9 @@ class GpuEvaluator:
             told = (
                 f"a program against itself came out {found.speedup:.3f} ({found.low:.3f} to {found.high:.3f})"
             )
-        raise KbError(f"GPU {self.index} is not fit to measure on: {told}; see that nothing else runs on it")
+        raise DeviceUnfit(
+            f"GPU {self.index} is not fit to measure on: {told}; see that nothing else runs on it"
+        )
 
     def _profile(self, session: Session) -> Profile:
         case = session.prepared.task.bench[0]

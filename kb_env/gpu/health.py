@@ -63,6 +63,7 @@ class Monitor:
             "sm_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             "memory_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
             "temperature_c": lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            "memory_used_mib": lambda: float(nvml.nvmlDeviceGetMemoryInfo(handle).used) / 2**20,
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
             "throttle_reasons": lambda: float(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
             "other_processes": lambda: float(
