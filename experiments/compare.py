@@ -1,31 +1,40 @@
-"""``kb compare``: policies x tasks x seeds at equal step budgets, resumable, random search always in it."""
+"""``kb compare``: policies x tasks x seeds at one equal budget, resumable, random search always in it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from experiments.metrics import Difference, Summary, difference, summarize
+from experiments.progress import Load, Progress
 from experiments.report import write_report
-from experiments.run_folder import RunFolder
+from experiments.run_folder import Origin, RunFolder
 from experiments.streams import Conditions, Stream, plan, play_stream
+from experiments.tables import LibraryRow, library_rows, read_baselines, show, show_library, tables
+from experiments.workers import WorkerPool
 from kb_env.backends import explain, make_evaluator
-from kb_env.task import builtin_names
+from kb_env.task import builtin_names, load_task
 from kb_env.types import Episode, KbError
 from kb_env.versions import versions
+
+#: Plays streams under conditions; yields (stream, episode) or (stream, why it failed).
+Player = Callable[
+    [Sequence[tuple[Stream, list[Episode]]], Conditions], Iterator[tuple[Stream, Episode | str]]
+]
 
 
 @dataclass(frozen=True)
 class Args:
-    """Compare policies over tasks and seeds at the same number of steps."""
+    """Compare policies over tasks and seeds at one equal budget; the other costs are reported.
+
+    The budget is --steps, or one of --evaluations, --device-seconds, --tokens and --money; --steps then
+    is only the most that an episode may take.
+    """
 
     policies: str = "random,hillclimb,tune"
     """comma-separated; random search is added if missing"""
@@ -34,13 +43,21 @@ class Args:
     seeds: int = 3
     """seeds 0 to this, exclusive"""
     steps: int = 10
-    """steps of each episode: the budget that is equal for all"""
+    """steps of each episode: the budget that is equal for all, unless another is given"""
+    evaluations: int | None = None
+    """equal evaluations of each episode: repeated programs and confirmations are charged"""
+    device_seconds: float | None = None
+    """equal seconds of the device (of the simulator's processor time, if there is none)"""
+    tokens: int | None = None
+    """equal tokens of each episode; policies without a model are bound by --steps"""
+    money: float | None = None
+    """equal money of each episode, in the unit of the prices given"""
     backend: str = "auto"
-    """auto, gpu, sim, sim:DEVICE or replay:FILE"""
+    """auto, gpu, sim, sim:DEVICE, replay:FILE or spool:DIR"""
     ray: str = "none"
-    """none (one worker, no Ray), local, auto or a cluster's address"""
-    workers: int = 2
-    """rollouts at once (with --ray)"""
+    """none (processes of this machine), local, auto or a cluster's address"""
+    workers: int = 1
+    """rollouts at once"""
     evaluators: int = 0
     """devices to measure on (with --ray); 0: all GPUs, or one a worker on the simulator"""
     memory: Path | None = None
@@ -51,12 +68,29 @@ class Args:
     """model of the LLM policies"""
     base_url: str | None = None
     """endpoint of the LLM policies"""
+    record: Path | None = None
+    """append every evaluation to this file, for --backend replay:FILE"""
+    baselines: Path | None = None
+    """library times (rows of kb bench tasks --out): adds a table over the fastest library"""
     out: Path = Path("runs/compare")
     """run folder"""
     resume: bool = False
     """go on with the plan in the run folder"""
     json: bool = False
     """print one JSON object as the last line"""
+
+
+def budget(args: Args) -> tuple[dict[str, float], str]:
+    """The limits of an episode beside its steps, and the equal budget in words."""
+    names = ("evaluations", "device_seconds", "tokens", "money")
+    given = {name.replace("_", " "): v for name in names if (v := getattr(args, name)) is not None}
+    if len(given) > 1:
+        raise KbError(f"one budget is equal in a table: choose one of {', '.join(given)}")
+    if any(value <= 0 for value in given.values()):
+        raise KbError("a budget must be more than 0")
+    for name, value in given.items():
+        return {name: float(value)}, f"{value:g} {name} (at most {args.steps} steps)"
+    return {}, f"{args.steps} steps"
 
 
 def names(text: str, everything: Sequence[str]) -> list[str]:
@@ -80,7 +114,7 @@ def prepare_folder(args: Args) -> RunFolder:
 
 def _plan_facts(args: Args) -> dict[str, Any]:
     """The arguments that decide results; how many workers play them does not."""
-    free = ("out", "resume", "json", "ray", "workers", "evaluators")
+    free = ("out", "resume", "json", "ray", "workers", "evaluators", "base_url", "record", "baselines")
     return {key: value for key, value in dataclasses.asdict(args).items() if key not in free}
 
 
@@ -96,110 +130,112 @@ def remaining(streams: Sequence[Stream], folder: RunFolder) -> list[tuple[Stream
             done.append(episode)
         if len(done) < len(stream.tasks):
             work.append((stream, done))
-    return work
+    # The longest first: a remembering stream plays its tasks one after the other and would end last.
+    return sorted(work, key=lambda item: len(item[1]) - len(item[0].tasks))
 
 
-def played(
-    args: Args, work: Sequence[tuple[Stream, list[Episode]]], conditions: Conditions
-) -> Iterator[tuple[Stream, Episode | str]]:
-    """Episodes as they end, by one worker here or by a pool."""
-    if args.ray == "none":
-        evaluator = make_evaluator(args.backend)
-        try:
-            for stream, done in work:
+@contextlib.contextmanager
+def player(args: Args, folder: RunFolder) -> Iterator[tuple[Player, Load | None]]:
+    """How streams are played: by one worker here, by several processes, or by a Ray cluster."""
+    record = str(args.record) if args.record is not None else None
+    if args.ray != "none":
+        from experiments.ray_pool import PoolSpec, RayPool
+
+        spec = PoolSpec(args.backend, args.workers, args.evaluators, args.ray, record=record)
+        with RayPool(spec) as pool:
+            kind = pool.kind()
+            folder.accept(Origin(kind.trust, kind.source, kind.device))
+            yield pool.run, pool.load
+        return
+    if args.workers > 1:
+        with WorkerPool(args.backend, args.workers, record=record) as crew:
+            for device in crew.devices:
+                folder.accept(Origin(device.kind.trust, device.kind.source, device.kind.device))
+            yield crew.run, crew.load if crew.devices else None
+        return
+    evaluator = make_evaluator(args.backend, record=record)
+
+    def alone(
+        work: Sequence[tuple[Stream, list[Episode]]], conditions: Conditions
+    ) -> Iterator[tuple[Stream, Episode | str]]:
+        for stream, done in work:
+            try:
                 for episode in play_stream(stream, evaluator, conditions, done):
                     yield stream, episode
-        finally:
-            evaluator.close()
-        return
-    from experiments.ray_pool import PoolSpec, RayPool
+            except (KbError, OSError) as error:
+                yield stream, str(error)
 
-    with RayPool(PoolSpec(args.backend, args.workers, args.evaluators, args.ray)) as pool:
-        yield from pool.run(work, conditions)
-
-
-def tables(episodes: Sequence[Episode], steps: int) -> tuple[list[Summary], list[Difference]]:
-    """A row per policy, best first, and each policy's difference from random search."""
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.policy, []).append(episode)
-    rows = [summarize(policy, group, steps) for policy, group in groups.items()]
-    gaps = [
-        difference(group, groups["random"], (policy, "random"))
-        for policy, group in groups.items()
-        if policy != "random" and "random" in groups
-    ]
-    return sorted(rows, key=lambda row: -row.geomean), gaps
+    try:
+        folder.accept(Origin(evaluator.trust, evaluator.source, evaluator.device))
+        yield alone, None
+    finally:
+        evaluator.close()
 
 
-def show(rows: Sequence[Summary], gaps: Sequence[Difference], source: str) -> None:
-    table = Table(title=f"final best speedup over the initial program, {source}")
-    for name in (
-        "policy",
-        "geomean",
-        "95 % interval",
-        "improved",
-        "valid",
-        ">=1.5",
-        ">=2",
-        "steps",
-        "evals",
-        "seconds",
-    ):
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    for row in rows:
-        table.add_row(
-            row.policy, f"{row.geomean:.3f}", f"[{row.low:.3f}, {row.high:.3f}]", f"{row.improved:.0%}",
-            f"{row.valid:.0%}", f"{row.fast15:.0%}", f"{row.fast2:.0%}", f"{row.steps:.1f}", f"{row.evaluations:.1f}",
-            f"{row.seconds:.1f}",
-        )  # fmt: skip
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(table)
-    for gap in gaps:
-        console.print(
-            f"{gap.first} - {gap.second}: mean log ratio {gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}], "
-            f"{gap.pairs} pairs",
-            highlight=False,
-        )
+def play_plan(args: Args, streams: Sequence[Stream], conditions: Conditions, folder: RunFolder) -> list[str]:
+    """Play what is left of the plan into the folder; returns the failures."""
+    work = remaining(streams, folder)
+    planned = {name for stream in streams for name in stream.names}
+    finished = [e for name in sorted(planned) if (e := folder.load(name)) is not None]
+    total = sum(len(stream.tasks) for stream in streams)
+    print(f"{total} episodes, {len(finished)} of them finished; {explain(args.backend)}", flush=True)
+    failures: list[str] = []
+    if not work:
+        return failures
+    with player(args, folder) as (play, load), Progress(streams, finished, load) as progress:
+        try:
+            for stream, outcome in play(work, conditions):
+                if isinstance(outcome, str):
+                    failures.append(progress.failed(stream, outcome))
+                else:
+                    folder.finish(outcome)
+                    progress.episode(outcome)
+        except KeyboardInterrupt:
+            print(
+                f"{progress.count} of {total} episodes are kept in {args.out}: --resume goes on", flush=True
+            )
+            raise
+    return failures
+
+
+def library_table(args: Args, episodes: Sequence[Episode], tasks: Sequence[str]) -> list[LibraryRow]:
+    """The table over libraries, shown, if their times were given."""
+    if args.baselines is None:
+        return []
+    loaded = [load_task(name) for name in tasks]
+    rows = library_rows(episodes, read_baselines(args.baselines), {task.name: task.suite for task in loaded})
+    show_library(rows, episodes[0].source)
+    return rows
 
 
 def main(args: Args) -> int:
     if args.seeds < 1 or args.steps < 1 or args.workers < 1:
         raise KbError("--seeds, --steps and --workers must be at least 1")
+    limits, words = budget(args)
     folder = prepare_folder(args)
     policies = names(args.policies, ())
     if "random" not in policies:
         policies.insert(0, "random")
-    streams = plan(policies, names(args.tasks, builtin_names()), range(args.seeds))
+    tasks = names(args.tasks, builtin_names())
+    streams = plan(policies, tasks, range(args.seeds))
     settings = {key: value for key, value in (("model", args.model), ("base_url", args.base_url)) if value}
     start = str(args.memory) if args.memory is not None else None
-    conditions = Conditions(args.steps, {}, settings, start, args.hold_out_family)
-    total = sum(len(stream.tasks) for stream in streams)
-    work = remaining(streams, folder)
-    count = total - sum(len(stream.tasks) - len(done) for stream, done in work)
-    print(f"{total} episodes, {count} of them finished; {explain(args.backend)}", flush=True)
-    failures = []
-    for stream, outcome in played(args, work, conditions):
-        if isinstance(outcome, str):
-            failures.append(f"{stream.label}, seed {stream.seed}, {', '.join(stream.tasks)}: {outcome}")
-            print(f"failed: {failures[-1]}", file=sys.stderr, flush=True)
-            continue
-        folder.finish(outcome)
-        count += 1
-        print(
-            f"[{count}/{total}] {outcome.task} {outcome.policy} seed {outcome.seed}: "
-            f"{outcome.best_speedup:.3f} {outcome.source} ({len(outcome.steps)} steps)",
-            flush=True,
-        )
+    failures = play_plan(
+        args, streams, Conditions(args.steps, limits, settings, start, args.hold_out_family), folder
+    )
     episodes = list(folder.episodes())
     if episodes:
         rows, gaps = tables(episodes, args.steps)
-        show(rows, gaps, episodes[0].source)
+        show(rows, gaps, episodes[0].source, words)
+        library = library_table(args, episodes, tasks)
         print(f"report: {write_report(folder)}")
         if args.json:
             found = {
                 "rows": [dataclasses.asdict(r) for r in rows],
                 "differences": [dataclasses.asdict(g) for g in gaps],
+                "library": [dataclasses.asdict(r) for r in library],
             }
             print(json.dumps({**found, "episodes": len(episodes), "failures": failures}))
+    if failures:
+        print(f"{len(failures)} streams failed: --resume plays them again", file=sys.stderr)
     return 2 if failures else 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from kb_env.plan import LaunchPlan
-from kb_env.types import BuildResult, Evaluation, Fault, Program, Task
+from kb_env.types import BuildResult, Evaluation, Fault, KbError, Program, Task
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class Purpose:
     baseline_name: str = "initial"
     profile: bool = False
     seed: int = 0
+
+
+class DeviceUnfit(KbError):
+    """The device failed its own control: nothing measured on it now would be worth anything."""
 
 
 @runtime_checkable
