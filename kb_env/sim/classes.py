@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from kb_env.sim.cost import block_cost
 from kb_env.sim.ir import Block, arguments, results
 from kb_env.sim.ptx import Instr
 
@@ -63,14 +64,14 @@ def tensor_macs(instr: Instr) -> int:
     return 0
 
 
-def extra_counts(block: Block) -> dict[str, int]:
-    """What one execution of a block adds to LaunchCounts.extra: shuffles, multiply-adds of wgmma."""
-    found: dict[str, int] = {}
+def extra_counts(block: Block) -> dict[str, float]:
+    """What one execution of a block adds to LaunchCounts.extra."""
+    found = dict(block_cost(block))
     for instr in block.instrs:
         if instr.op == "shfl":
-            found["shuffles"] = found.get("shuffles", 0) + 1
+            found["shuffles"] = found.get("shuffles", 0.0) + 1
         elif instr.op == "wgmma":
-            found["wgmma_macs"] = found.get("wgmma_macs", 0) + tensor_macs(instr)
+            found["wgmma_macs"] = found.get("wgmma_macs", 0.0) + tensor_macs(instr)
     return found
 
 

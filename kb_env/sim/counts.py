@@ -57,7 +57,7 @@ class LaunchCounts:
     #: further counters, summed like the others: ``global_load_lines``, ``global_store_lines`` (128-byte lines
     #: per request), ``shared_atomic_requests``, ``shared_atomic_passes`` (of the atomic_* counters, those on
     #: shared memory; a pass is one lane of the word that most lanes of a request want), ``shuffles``,
-    #: ``wgmma_macs``; of sampled runs also ``atomic_hottest`` (atomics on the most wanted global word),
+    #: ``wgmma_macs``, ``machine_*`` (cost.py); of sampled runs also ``atomic_hottest`` (atomics on the most wanted global word),
     #: ``block_sectors`` (distinct sectors that each block loads) and ``reuse_K`` (loads of a sector that its
     #: block has loaded before, less than 4^K loads of a warp ago; the last: any time ago)
     extra: Mapping[str, float] = field(default_factory=dict)

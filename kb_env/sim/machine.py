@@ -98,7 +98,7 @@ class _Compiled:
     loads: list[list[int]]
     branches: list[int]
     macs: list[int]  # tensor multiply-adds of each block
-    extra: list[dict[str, int]]  # further counts of each block
+    extra: list[dict[str, float]]  # further counts of each block
     address: int = 0
     engine: object = None
 
@@ -436,8 +436,8 @@ class _Session:
             loads += times * sum(code.loads[i])
         extra: dict[str, float] = {}
         for i, known in enumerate(code.extra):
-            for name, number in known.items():
-                extra[name] = extra.get(name, 0.0) + int(executions[i]) * number
+            for name, value in known.items():
+                extra[name] = extra.get(name, 0.0) + int(executions[i]) * value
         tally: dict[tuple[str, str], list[int]] = {}
         lines: dict[int, list[int]] = {}
         for site, count in zip(code.sites, sites, strict=False):
