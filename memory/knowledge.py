@@ -250,9 +250,9 @@ class Knowledge:
         if self._cached is not None:
             return self._cached
         table: dict[Cell, Counts] = {}
-        for (held, technique, device, source), outcomes in self._cells.items():
+        for (held, technique, device, source), tried in self._cells.items():
             counts = table.setdefault((held, self.resolve(technique, held), device, source), Counts())
-            for gain in outcomes.values():
+            for gain in tried.values():
                 if gain is None:
                     counts.failures += 1
                 else:
@@ -266,5 +266,7 @@ class Knowledge:
             cell = (item.signature, name, item.device, item.source)
             table.setdefault(cell, Counts()).beliefs.append((item.weight, item.value))
         self._cached = table
-        self._root_level = shrink(list(table.values()), ROOT)
+        # What is believed of one technique says nothing of the others: the root is of outcomes only.
+        outcomes = [Counts(counts.gains, counts.failures) for counts in table.values()]
+        self._root_level = shrink(outcomes, ROOT)
         return table

@@ -7,8 +7,9 @@ In the words of KernelBlaster (arXiv 2602.14293) theta' = Update(theta, Gap(Eval
 - parameter update: checked operations on the knowledge base, each tried on its own.
 
 The round's later steps are shown to nobody: an operation is kept only if the knowledge base, which has
-not seen them either, predicts them no worse with it than without. What is kept, what is rejected and
-with which scores are log records; :func:`revert` takes an update back.
+not seen them either, predicts them no worse with it than without; what changes predictions, but none
+of a later step, could not be tested and is not kept. What is kept, what is rejected and with which
+scores are log records; :func:`revert` takes an update back.
 """
 
 from __future__ import annotations
@@ -233,8 +234,8 @@ def try_out(
 ) -> Outcome:
     """Keep the proposals, one after the other, with which the later steps are predicted no worse.
 
-    Each proposal is one or more operations that belong together. Without later steps nothing that
-    changes a prediction can be tested, and none is kept.
+    Each proposal is one or more operations that belong together. One that is to change predictions
+    has to change, for the better, those of later steps: else nothing has tested it.
     """
     first = score = knowledge.log_score(later)
     kept: list[Operation] = []
@@ -244,16 +245,24 @@ def try_out(
         if tried & {item.id for item in group if item.kind != "technique"}:
             continue  # the same again: it has been decided
         tried |= {item.id for item in group}
-        told = [item for item in group if item.kind in ("belief", "alias", "retract")]
+        predicts = any(_predicts(item, knowledge) for item in group)
         knowledge.add(group)
         now = knowledge.log_score(later)
-        if now >= score and (later or not told):
+        if now > score or (now == score and not predicts):
             score = now
             kept += group
             continue
         knowledge.add([Operation("retract", "", replaces=tuple(item.id for item in group), time=math.inf)])
         rejected += [refused(item, score, now) for item in group]
     return Outcome(tuple(kept), tuple(rejected), first, score, len(later), fault)
+
+
+def _predicts(item: Operation, knowledge: Knowledge) -> bool:
+    """Whether an operation is to change predictions: by itself, or by what it replaces."""
+    kinds = {old.id: old.kind for old in knowledge.live()}
+    return item.kind in ("belief", "alias") or any(
+        kinds.get(key) in ("belief", "alias") for key in item.replaces
+    )
 
 
 def refused(item: Operation, before: float, after: float) -> Operation:

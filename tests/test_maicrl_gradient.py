@@ -195,6 +195,14 @@ def test_without_later_steps_no_prediction_is_changed() -> None:
     note, belief = Operation("note", "tiling", "text"), Operation("belief", "tiling", value=0.1, weight=1.0)
     found = try_out([[note], [belief]], Knowledge(), [])
     assert found.kept == (note,) and found.rejected[0].kind == "rejected"
+    # Nor by what no later step is about; but notes can be taken back without a test.
+    elsewhere = Operation("belief", "padding", value=0.1, weight=1.0)
+    undo = Operation("retract", "", replaces=(note.id,))
+    knowledge = Knowledge()
+    knowledge.add([note, belief])
+    wrong = Operation("note", "tiling", "other", replaces=(belief.id,))
+    found = try_out([[elsewhere], [undo], [wrong]], knowledge, outcomes([0.1, 0.1]))
+    assert found.kept == (undo,) and len(found.rejected) == 2
 
 
 @settings(max_examples=60, deadline=None)
