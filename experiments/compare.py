@@ -60,6 +60,8 @@ class Args:
     """rollouts at once"""
     evaluators: int = 0
     """devices to measure on (with --ray); 0: all GPUs, or one a worker on the simulator"""
+    evaluator_gpus: float | None = None
+    """GPUs that an evaluator claims of Ray; default: one with a GPU backend, else none"""
     memory: Path | None = None
     """memory that remembering policies start from; default: empty"""
     hold_out_family: bool = False
@@ -114,7 +116,18 @@ def prepare_folder(args: Args) -> RunFolder:
 
 def _plan_facts(args: Args) -> dict[str, Any]:
     """The arguments that decide results; how many workers play them does not."""
-    free = ("out", "resume", "json", "ray", "workers", "evaluators", "base_url", "record", "baselines")
+    free = (
+        "out",
+        "resume",
+        "json",
+        "ray",
+        "workers",
+        "evaluators",
+        "evaluator_gpus",
+        "base_url",
+        "record",
+        "baselines",
+    )
     return {key: value for key, value in dataclasses.asdict(args).items() if key not in free}
 
 
@@ -141,7 +154,14 @@ def player(args: Args, folder: RunFolder) -> Iterator[tuple[Player, Load | None]
     if args.ray != "none":
         from experiments.ray_pool import PoolSpec, RayPool
 
-        spec = PoolSpec(args.backend, args.workers, args.evaluators, args.ray, record=record)
+        spec = PoolSpec(
+            args.backend,
+            args.workers,
+            args.evaluators,
+            args.ray,
+            record=record,
+            gpus_each=args.evaluator_gpus,
+        )
         with RayPool(spec) as pool:
             kind = pool.kind()
             folder.accept(Origin(kind.trust, kind.source, kind.device))

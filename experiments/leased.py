@@ -8,6 +8,7 @@ device for one measurement, never for an episode, so a GPU waits for no compiler
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import threading
@@ -44,6 +45,12 @@ def kind_of(evaluator: Evaluator) -> DeviceKind:
     return DeviceKind(evaluator.trust, evaluator.source, device, architecture)
 
 
+@functools.lru_cache(maxsize=2)
+def preparing(backend: str, store: str | None) -> Evaluator:
+    """This process's evaluator for building and recording alone: it starts no device, so none is closed."""
+    return make_evaluator(backend, store=store)
+
+
 class LeasedEvaluator:
     """An :class:`Evaluator` whose ``prepare`` runs here and whose measurements ``measured`` makes."""
 
@@ -59,16 +66,13 @@ class LeasedEvaluator:
         self._backend = backend
         self._store = store
         self._measured = measured
-        self._local: Evaluator | None = None
 
     def prepare(self, task: Task, program: Program) -> Prepared:
         """Build and record on this process's CPUs, for the leased device."""
         if self._architecture:
             store = Path(self._store) if self._store else default_store()
             return prepare(task, program, self._architecture, store, (*task.check, *task.bench))
-        if self._local is None:
-            self._local = make_evaluator(self._backend, store=self._store)
-        return self._local.prepare(task, program)
+        return preparing(self._backend, self._store).prepare(task, program)
 
     def measure(self, prepared: Prepared, purpose: Purpose = Purpose()) -> Evaluation:
         return self._measured(prepared, purpose)
@@ -77,8 +81,7 @@ class LeasedEvaluator:
         return self.measure(self.prepare(task, program), purpose)
 
     def close(self) -> None:
-        if self._local is not None:
-            self._local.close()
+        """The device is not this rollout's to stop."""
 
 
 class Device:

@@ -376,3 +376,14 @@ class RayPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def fake_cluster(head: dict[str, Any]) -> Any:
+    """A cluster of processes on this machine for tests of faults: ``add_node``, ``remove_node``, ``shutdown``.
+
+    ``head`` are the resources of its first node. GPUs claimed there need not exist; every node hands out
+    number 0.
+    """
+    from ray.cluster_utils import Cluster
+
+    return Cluster(initialize_head=True, head_node_args=head)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from kb_env.files import write_atomic
 from kb_env.records import RecordError, pack, unpack
-from kb_env.types import Episode, KbError
+from kb_env.types import Episode, Evaluation, KbError, StepRecord
 
 
 def episode_name(task: str, policy: str, seed: int) -> str:
@@ -33,6 +33,24 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{self.source} times of {self.device} ({self.trust})"
+
+
+def timeless(episode: Episode) -> bytes:
+    """The episode packed without what a clock or a cache says: equal for equal plays of a modelled run."""
+
+    def bare(found: Evaluation | None) -> Evaluation | None:
+        if found is None:
+            return None
+        build = replace(found.build, seconds=0.0, cached=False, artifact=None)
+        return replace(found, build=build, seconds={}, health={})
+
+    def step(item: StepRecord) -> StepRecord:
+        return replace(
+            item, seconds={}, evaluation=bare(item.evaluation), confirmation=bare(item.confirmation)
+        )
+
+    first = bare(episode.initial_evaluation)
+    return pack(replace(episode, initial_evaluation=first, steps=tuple(map(step, episode.steps))))
 
 
 def unified_diff(episode: Episode) -> str:
