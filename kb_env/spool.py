@@ -1,29 +1,23 @@
 """Evaluations through a shared folder, for GPUs that only batch jobs reach.
 
 A rollout writes each request as one file and waits for its result file; workers (``kb evaluate DIR``)
-on machines with the device work off what is pending. Layout of the folder, all of it msgpack records
-written to a temporary name and renamed::
+on machines with the device work off what is pending. The folder is a :class:`FileQueue` of msgpack
+records, named by the hash of task, program and purpose, and beside it ``device.msgpack``: trust, source
+and device of its workers, one kind of GPU to a folder.
 
-    device.msgpack       trust, source and device of its workers: one kind of GPU to a folder
-    requests/ID.msgpack  what is asked; ID is the hash of task, program and purpose
-    claims/ID            held by flock while a worker is at it, one byte per attempt
-    results/ID.msgpack   the answer
-
-A killed worker's claim falls with its process. Equal requests share one result: nothing is evaluated
-twice, and a run that is resumed finds its answers. A request names its task's reference module, which
-workers trust: the folder must be writable by its owner only.
+Equal requests share one result: nothing is evaluated twice, and a run that is resumed finds its
+answers. A request names its task's reference module, which workers trust: the folder must be writable
+by its owner only.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kb_env.evaluators import Evaluator, Prepared, Purpose
+from kb_env.file_queue import FileQueue
 from kb_env.files import write_atomic
 from kb_env.records import RecordError, pack, unpack
 from kb_env.types import BuildResult, Evaluation, Fault, KbError, Program, Task, digest
@@ -69,26 +63,8 @@ class Answer:
     error: str | None = None
 
 
-class Spool:
-    """The folder's files; makes it, private to its owner, if it is not there."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for name in ("requests", "claims", "results"):
-                (path / name).mkdir(exist_ok=True)
-            open_to_others = path.stat().st_mode & 0o022
-        except OSError as error:
-            raise KbError(f"cannot use {path} as a spool: {error.strerror}; choose another folder") from error
-        if open_to_others:
-            raise KbError(f"others may write to {path}, and workers trust what it holds: chmod 700 {path}")
-
-    def request_file(self, name: str) -> Path:
-        return self.path / "requests" / f"{name}.msgpack"
-
-    def result_file(self, name: str) -> Path:
-        return self.path / "results" / f"{name}.msgpack"
+class Spool(FileQueue):
+    """The folder's files: a queue of requests and whose evaluations they are."""
 
     def device(self) -> SpoolDevice | None:
         """Whose folder this is, or None before its first worker."""
@@ -103,8 +79,7 @@ class Spool:
         """Write a request if it is neither pending nor answered; returns its name."""
         data = pack(replace(request, task=replace(request.task, folder=None)))
         name = digest(data)
-        if not self.result_file(name).exists() and not self.request_file(name).exists():
-            write_atomic(self.request_file(name), data)
+        self.put(name, data)
         return name
 
     def answer(self, name: str) -> Answer | None:
@@ -120,27 +95,6 @@ class Spool:
         if answer.request != name or sum(part is not None for part in parts) != 1:
             raise KbError(f"{self.result_file(name)} answers something else: delete it")
         return answer
-
-    def forget(self, name: str) -> None:
-        """Remove a request with its attempts and answer."""
-        for path in (self.request_file(name), self.result_file(name), self.path / "claims" / name):
-            path.unlink(missing_ok=True)
-
-    def pending(self) -> list[str]:
-        return sorted(path.stem for path in (self.path / "requests").glob("*.msgpack"))
-
-    @contextlib.contextmanager
-    def claim(self, name: str) -> Iterator[int | None]:
-        """Hold a request; yields which attempt this is, or None if another worker has it."""
-        with (self.path / "claims" / name).open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield None
-                return
-            file.write(b".")
-            file.flush()
-            yield file.tell()
 
 
 class SpoolEvaluator:
@@ -251,7 +205,7 @@ class SpoolWorker:
             fresh = self.spool.answer(name) is None
             if fresh:
                 write_atomic(self.spool.result_file(name), pack(self._find(name, data, attempt)))
-            self.spool.request_file(name).unlink(missing_ok=True)
+            self.spool.done(name)
             return fresh
 
     def _find(self, name: str, data: bytes, attempt: int) -> Answer:

@@ -17,12 +17,12 @@ from kb_env.types import Episode, Task
 from memory.entries import Holdout
 from memory.store import Memory
 from policies import render
-from policies.chat import BudgetSpent, Chat, Settings
+from policies.chat import BudgetSpent, Chat, Settings, chat_of
 from policies.situation import observed_situation
 
 
 class Refine:
-    """``chat`` is made from ``model`` and ``base_url`` unless given; ``memory`` is optional."""
+    """``chat`` may be settings to make one of; else ``model`` and ``base_url`` name it. ``memory`` is optional."""
 
     name = "refine"
 
@@ -30,22 +30,21 @@ class Refine:
         self,
         model: str = "",
         base_url: str | None = None,
-        chat: Chat | None = None,
+        chat: Chat | Settings | None = None,
         memory: Memory | None = None,
         holdout: Holdout = Holdout(),
-        prompt_tokens: int = 16_000,
     ) -> None:
         if holdout != Holdout() and memory is not None:
             memory = Memory(memory.folder, holdout=holdout)
-        self.chat = chat if chat is not None else Chat(Settings(model, base_url))
+        self.chat = chat_of(chat, model, base_url)
         self.memory = memory
-        self.prompt_tokens = prompt_tokens
         self._task: Task | None = None
         self._notes: dict[str, str | float] = {}
 
     def begin(self, task: Task, rng: np.random.Generator) -> None:
         self._task = task
         self._notes = {}
+        self.chat.begin(rng)
 
     def act(self, observation: Mapping[str, Any], history: Episode) -> str:
         before = self.chat.usage
@@ -75,7 +74,7 @@ class Refine:
         if self.memory is not None and self._task is not None:
             place = observed_situation(self._task, observation, history.device)
             parts.append(render.recollections_part(self.memory.recall(place, 4)))
-        text = render.fit(parts, self.prompt_tokens)
+        text = render.fit(parts, self.chat.prompt_tokens)
         return [
             {"role": "system", "content": render.ROLE},
             {"role": "user", "content": f"{text}\n\n{render.ANSWER_FORMAT}"},
