@@ -49,6 +49,8 @@ MAX_ROUNDOFFS = 2.0
 RMS_ROUNDOFFS = 0.75
 
 GROWTH_CAP = 4096.0
+#: Elements that the limit of the RMS (not the RMS itself) is taken over.
+SAMPLE = 1 << 18
 SLACK_CAP = 4.0
 
 
@@ -120,17 +122,21 @@ class Reference:
         Raises:
             KbError: if the task's functions return other names or shapes than task.toml declares.
         """
-        values, levels = self._values_and_levels(case, inputs)
+        values, scales = self._values_and_scales(case, inputs)
         slack = self._measured_slack(case, inputs)
         bounds, rms = {}, {}
-        for name, level in levels.items():
-            level = level * slack[name] if name in slack else level
-            rounding = self._rounding(name, values[name])
-            bounds[name] = MAX_LEVELS * level + MAX_ROUNDOFFS * rounding
-            share = (RMS_LEVELS * level + RMS_ROUNDOFFS * rounding) / bounds[name]
+        for name, scale in scales.items():
+            # Full-size tensors in float64 are what an evaluation's time goes to: as few passes as can be.
+            roundoff, size = self._rounding_size(name, values[name])
+            level = scale * (MAX_LEVELS * slack.get(name, 1.0))
+            bounds[name] = torch.add(level.expand_as(values[name]), size, alpha=MAX_ROUNDOFFS * roundoff)
+            bound, rounding = (_sample(tensor) for tensor in (bounds[name], size))
+            rounding = rounding * roundoff
+            level = (bound - MAX_ROUNDOFFS * rounding).clamp_(min=0.0)
+            share = (RMS_LEVELS / MAX_LEVELS * level + RMS_ROUNDOFFS * rounding) / bound
             share = torch.nan_to_num(share, nan=RMS_ROUNDOFFS / MAX_ROUNDOFFS)
             # Few elements scatter more: their RMS may reach the maximum's bound.
-            spread = 1.0 + 3.0 / math.sqrt(max(1, share.numel()))
+            spread = 1.0 + 3.0 / math.sqrt(max(1, values[name].numel()))
             rms[name] = (_rms(share) * spread).clamp(max=1.0)
         return Expected(values, bounds, rms)
 
@@ -201,9 +207,10 @@ class Reference:
             return Comparison(False, "precision", message, worst)
         return Comparison(True, None, "", worst)
 
-    def _values_and_levels(
+    def _values_and_scales(
         self, case: Case, inputs: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Expected values, and what ``level`` is before the slack (not expanded where it is one number)."""
         sizes = dict(case.sizes)
         wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
         values = self._module["reference"](wide, sizes)
@@ -211,18 +218,18 @@ class Reference:
         magnitude = self._module["magnitude"](wide, sizes) if "magnitude" in self._module else {}
         growth = self._module["growth"](sizes) if "growth" in self._module else 1.0
         u = ROUNDOFF.get(self.task.accumulate, 0.0)
-        levels = {}
+        scales = {}
         for name, argument in self._outputs.items():
             if not values[name].is_floating_point():
                 values[name] = values[name].to(getattr(torch, argument.dtype))
                 continue
-            values[name] = values[name].double()
+            values[name] = values[name].double().contiguous()
             scale = magnitude.get(name)
             if scale is None:
                 scale = _rms(torch.nan_to_num(values[name], posinf=0.0, neginf=0.0))
             terms = growth.get(name, 1.0) if isinstance(growth, Mapping) else growth
-            levels[name] = (scale.double() * (u * math.sqrt(min(terms, GROWTH_CAP)))).expand_as(values[name])
-        return values, levels
+            scales[name] = scale.double() * (u * math.sqrt(min(terms, GROWTH_CAP)))
+        return values, scales
 
     def _measured_slack(self, case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """How much wider than theory the levels must be for the library baseline, once a case and device.
@@ -235,20 +242,23 @@ class Reference:
         key = (tuple(sorted(case.sizes.items())), device)
         if key not in self._slack:
             sample = self.inputs(case, 0, device)
-            values, levels = self._values_and_levels(case, sample)
+            values, scales = self._values_and_scales(case, sample)
             outputs = self.eager(sample, case)
             self._slack[key] = {}
-            for name, level in levels.items():
-                honest = RMS_LEVELS * level + RMS_ROUNDOFFS * self._rounding(name, values[name])
+            for name, scale in scales.items():
+                roundoff, size = self._rounding_size(name, values[name])
+                honest = RMS_LEVELS * scale + RMS_ROUNDOFFS * roundoff * size
                 error = torch.nan_to_num((outputs[name] - values[name]) / honest, posinf=0.0, neginf=0.0)
                 self._slack[key][name] = (1.5 * _rms(error)).clamp(1.0, SLACK_CAP)
         return self._slack[key]
 
-    def _rounding(self, name: str, value: Tensor) -> Tensor:
-        """Half an ulp of the output type at each value: never below half its smallest subnormal number."""
+    def _rounding_size(self, name: str, value: Tensor) -> tuple[float, Tensor]:
+        """Unit round-off of the output type, and each value's size, never below the smallest normal number.
+
+        Their product is half an ulp: never below half the smallest subnormal number.
+        """
         dtype = self._outputs[name].dtype
-        smallest = torch.finfo(getattr(torch, dtype)).smallest_normal * ROUNDOFF[dtype]
-        return (value.abs() * ROUNDOFF[dtype]).clamp_(min=smallest)
+        return ROUNDOFF[dtype], value.abs().clamp_(min=torch.finfo(getattr(torch, dtype)).smallest_normal)
 
     def _check(self, found: object, declared: Mapping[str, Argument], case: Case, function: str) -> None:
         where = f"task {self.task.name}: {function}() in reference.py"
@@ -269,7 +279,14 @@ def _summary(output: Tensor, value: Tensor, bound: Tensor | None, limit: Tensor 
         wrong = torch.where((output != value).any(), torch.inf, 0.0).double()
         return torch.stack((wrong, torch.zeros_like(wrong), torch.ones_like(wrong)))
     ratio = (value - output).div_(bound)
-    return torch.stack((ratio.abs().amax(), _rms(ratio), limit))
+    lowest, highest = torch.aminmax(ratio)
+    return torch.stack((torch.maximum(-lowest, highest), _rms(ratio), limit))
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Elements at even distances, at most about ``SAMPLE``: a mean of numbers within a factor of two of one
+    another needs no more."""
+    return tensor.reshape(-1)[:: tensor.numel() // SAMPLE | 1]
 
 
 def _rms(tensor: Tensor) -> Tensor:
