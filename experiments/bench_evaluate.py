@@ -8,16 +8,18 @@ Needs an NVIDIA GPU with nvcc. Prints a table and writes everything as JSON.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from kb_env.evaluators import Prepared, Purpose
 from kb_env.gpu.evaluator import GpuEvaluator
+from kb_env.prepare import prepare
 from kb_env.task import load_task
 from kb_env.types import Evaluation, KbError, Program, Task
 
@@ -33,7 +35,7 @@ class Args:
     aa: int = 20
     #: programs built ahead of the GPU for the throughput figure; 0 leaves it out
     ahead: int = 0
-    #: CPU threads that build ahead
+    #: processes that build ahead
     builders: int = 16
     #: also time one profiled evaluation per task
     profile: bool = False
@@ -88,9 +90,10 @@ def phases(gpu: GpuEvaluator, task: Task, repeats: int) -> dict[str, dict[str, f
             found = gpu.evaluate(task, program)
             total = time.monotonic() - started
             _timed(found)
-            seen[kind].append({**found.seconds, "total": total, "pairs": _pairs(found)})
+            waits = {f"wait {name}": seconds for name, seconds in gpu.waits.items()}
+            seen[kind].append({**found.seconds, "total": total, "pairs": _pairs(found), **waits})
     return {
-        kind: {name: round(statistics.median(run[name] for run in runs), 4) for name in runs[0]}
+        kind: {name: round(statistics.median(run.get(name, 0.0) for run in runs), 4) for name in runs[0]}
         for kind, runs in seen.items()
     }
 
@@ -118,11 +121,13 @@ def control(gpu: GpuEvaluator, task: Task, runs: int) -> dict[str, object]:
 
 
 def throughput(gpu: GpuEvaluator, task: Task, args: Args) -> float:
-    """Full evaluations a second on one GPU with builds ahead on CPU threads."""
+    """Full evaluations a second on one GPU with builds ahead in other processes, as rollouts have them."""
     programs = variants(task)
-    with ThreadPoolExecutor(args.builders) as pool:
+    cases, architecture = (*task.check, *task.bench), gpu.facts.architecture
+    with ProcessPoolExecutor(args.builders, multiprocessing.get_context("spawn")) as pool:
         waiting: list[Future[Prepared]] = [
-            pool.submit(gpu.prepare, task, next(programs)) for _ in range(args.ahead)
+            pool.submit(prepare, task, next(programs), architecture, gpu.store, cases)
+            for _ in range(args.ahead)
         ]
         waiting[0].result()
         started = time.monotonic()

@@ -66,6 +66,8 @@ class GpuEvaluator:
         self._monitor: Monitor | None = None
         self._ncu: Ncu | None = None
         self._baselines: dict[tuple[str, str], Prepared] = {}
+        #: seconds that the last measurement waited for answers, by what was asked
+        self.waits: dict[str, float] = {}
         #: whether an A/A control has held since this evaluator started, or since the last crash or hang
         self._controlled = False
 
@@ -141,6 +143,7 @@ class GpuEvaluator:
                 raise
             return self._measure(prepared, baseline, purpose, retries - 1)
         finally:
+            self.waits = bench.waits
             self._crew.end(runner, bench)
         if session.fault is not None and session.fault.status in (Status.CRASHED, Status.TIMED_OUT):
             self._controlled = False  # whoever comes next shall not inherit a GPU in a bad state
