@@ -25,7 +25,7 @@ from memory.entries import Holdout, Situation
 from memory.knowledge import Knowledge
 from memory.signature import signature
 from memory.store import Memory, task_scale
-from policies.chat import BudgetSpent, Chat, Settings
+from policies.chat import BudgetSpent, Chat, Settings, chat_of
 from policies.maicrl_answers import PLAN_SCHEMA, ask_checked, one_line, read_plan
 from policies.maicrl_choice import Candidate, Proposal, believe, choose, log_of
 from policies.maicrl_course import Course
@@ -53,7 +53,6 @@ class Options:
     choose: str = "thompson"
     ranked: int = 12
     recollections: int = 4
-    prompt_tokens: int = 16_000
 
 
 @dataclass
@@ -67,7 +66,7 @@ class Pending:
 
 
 class Maicrl:
-    """``chat`` is made from ``model`` and ``base_url`` unless given.
+    """``chat`` may be settings to make one of; else ``model`` and ``base_url`` name it.
 
     ``raw_profile`` leaves the words about the profile out of prompts, ``gradient=False`` the learning
     after a round: both are for ablations.
@@ -79,7 +78,7 @@ class Maicrl:
         self,
         model: str = "",
         base_url: str | None = None,
-        chat: Chat | None = None,
+        chat: Chat | Settings | None = None,
         memory: Memory | None = None,
         holdout: Holdout = Holdout(),
         raw_profile: bool = False,
@@ -88,7 +87,7 @@ class Maicrl:
     ) -> None:
         if holdout != Holdout() and memory is not None:
             memory = Memory(memory.folder, holdout=holdout)
-        self.chat = chat if chat is not None else Chat(Settings(model, base_url))
+        self.chat = chat_of(chat, model, base_url)
         self.memory, self.options = memory, options
         self.raw_profile, self.gradient = raw_profile, gradient
         self._rng = np.random.default_rng(0)
@@ -98,6 +97,7 @@ class Maicrl:
 
     def begin(self, task: Task, rng: np.random.Generator) -> None:
         self._task, self._rng = task, rng
+        self.chat.begin(rng)
         self._knowledge = self.memory.knowledge if self.memory is not None else Knowledge()
         self._course: Course | None = None
         self._pending: Pending | None = None
@@ -159,7 +159,7 @@ class Maicrl:
         """The technique to apply next, drawn from the model's plan; None if it plans nothing."""
         place = self._place()
         lore = self._lore(place, history)
-        limits = self.raw_profile, self.options.prompt_tokens
+        limits = self.raw_profile, self.chat.prompt_tokens
         known = {belief.technique for belief, _ in lore.ranked} | {
             *self._knowledge.techniques,
             *self._made_up,
@@ -242,7 +242,7 @@ class Maicrl:
             place,
             technique_part(proposal, guidance, notes),
             pending.failed,
-            (self.raw_profile, self.options.prompt_tokens),
+            (self.raw_profile, self.chat.prompt_tokens),
         )
         self._notes |= {
             **self._drawn_notes,
@@ -266,7 +266,7 @@ class Maicrl:
     def learn(self, episodes: Sequence[Episode]) -> None:
         """The textual gradient, from episodes that the memory holds already; nothing without a memory."""
         if self.gradient and self.memory is not None and not self.memory.frozen and episodes:
-            Gradient(self.chat, self.memory, self.options.prompt_tokens).update(episodes)
+            Gradient(self.chat, self.memory).update(episodes)
 
     def save(self, folder: Path) -> None:
         """What is learned is in the memory, on disk already."""
