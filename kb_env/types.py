@@ -8,10 +8,12 @@ wrong is data in these records; only the harness's own failure raises.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import json
 import math
 import operator
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -76,6 +78,17 @@ _ARITHMETIC = {
 }
 
 
+#: Building a syntax tree is not safe in two threads at once before CPython 3.12 (SystemError
+#: "AST constructor recursion depth mismatch", seen twice in an hour of builds side by side).
+_PARSING = threading.Lock()
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(expression: str) -> ast.expr:
+    with _PARSING:
+        return ast.parse(expression, mode="eval").body
+
+
 def arithmetic(expression: str | int | float, sizes: Mapping[str, int]) -> int | float:
     """Value of a small arithmetic expression over named sizes, such as ``"rows * (cols + 1)"``.
 
@@ -99,7 +112,7 @@ def arithmetic(expression: str | int | float, sizes: Mapping[str, int]) -> int |
         )
 
     try:
-        return value(ast.parse(expression, mode="eval").body)
+        return value(_parsed(expression))
     except (SyntaxError, ZeroDivisionError) as error:
         raise KbError(f"cannot evaluate {expression!r} over sizes {sorted(sizes)}: {error}") from error
 
