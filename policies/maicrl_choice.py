@@ -55,7 +55,7 @@ class Candidate:
         predicted = self.proposal.predicted
         return {
             "technique": self.proposal.technique,
-            "propensity": round(self.propensity, 6),
+            "propensity": self.propensity,
             "predicted": None if predicted is None else round(math.exp(predicted), 4),
             "believed": round(math.exp(self.belief.mean), 4),
             "verified": round(self.belief.verified, 4),

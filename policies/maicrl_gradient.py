@@ -139,8 +139,8 @@ def extremes(experiences: Sequence[Experience]) -> tuple[list[Experience], list[
 class Gradient:
     """One round's learning. The memory must hold the round's episodes already."""
 
-    def __init__(self, chat: Chat, memory: Memory, prompt_tokens: int = 16_000) -> None:
-        self.chat, self.memory, self.prompt_tokens = chat, memory, prompt_tokens
+    def __init__(self, chat: Chat, memory: Memory) -> None:
+        self.chat, self.memory = chat, memory
 
     def update(self, episodes: Sequence[Episode]) -> Outcome:
         """Evaluate, analyse, update. A model that fails or says nothing usable changes nothing.
@@ -158,7 +158,7 @@ class Gradient:
         if not shown:
             return Outcome((), (), before, before, len(later), "no step names a technique")
         context = Context.of(knowledge, shown[0].device, shown[0].source, self._number(), keys[:16])
-        messages = gap_messages(*self._told(shown, knowledge, context), self.prompt_tokens)
+        messages = gap_messages(*self._told(shown, knowledge, context), self.chat.prompt_tokens)
         try:
             proposed, fault = ask_checked(
                 self.chat, messages, UPDATE_SCHEMA, lambda raw, strict: read_update(raw, context, strict)
