@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench evaluate": ("experiments.bench_evaluate", "phases and rate of evaluations"),
     "bench tasks": ("experiments.bench_tasks", "the table of all tasks, right and wrong programs"),
     "bench sim": ("experiments.bench_sim", "the simulator's model against measured times"),
+    "bench rollouts": ("experiments.bench_rollouts", "what Ray costs, how rollouts scale"),
     "bench memory": ("experiments.bench_memory", "recall and latency of the episodic memory"),
     "bench expert": ("experiments.expert", "plumbing: a scripted expert drives the learning of maicrl"),
     "bench redteam": ("experiments.bench_redteam", "exploits accepted and honest programs refused"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.progress import Load, Progress
 from experiments.report import write_report
-from experiments.run_folder import Origin, RunFolder
+from experiments.run_folder import Origin, RunFolder, lean
 from experiments.streams import Conditions, Stream, plan, play_stream
 from experiments.tables import LibraryRow, library_rows, read_baselines, show, show_library, tables
 from experiments.workers import WorkerPool
@@ -195,13 +195,14 @@ def player(args: Args, folder: RunFolder) -> Iterator[tuple[Player, Load | None]
 def play_plan(args: Args, streams: Sequence[Stream], conditions: Conditions, folder: RunFolder) -> list[str]:
     """Play what is left of the plan into the folder; returns the failures."""
     work = remaining(streams, folder)
-    planned = {name for stream in streams for name in stream.names}
-    finished = [e for name in sorted(planned) if (e := folder.load(name)) is not None]
-    total = sum(len(stream.tasks) for stream in streams)
-    print(f"{total} episodes, {len(finished)} of them finished; {explain(args.backend)}", flush=True)
+    names = [name for stream in streams for name in stream.names]
+    total = len(names)
+    left = sum(len(stream.tasks) - len(done) for stream, done in work)
+    print(f"{total} episodes, {total - left} of them finished; {explain(args.backend)}", flush=True)
     failures: list[str] = []
     if not work:
         return failures
+    finished = (episode for name in names if (episode := folder.load(name)) is not None)
     with player(args, folder) as (play, load), Progress(streams, finished, load) as progress:
         try:
             for stream, outcome in play(work, conditions):
@@ -243,7 +244,7 @@ def main(args: Args) -> int:
     failures = play_plan(
         args, streams, Conditions(args.steps, limits, settings, start, args.hold_out_family), folder
     )
-    episodes = list(folder.episodes())
+    episodes = [lean(episode) for episode in folder.episodes()]
     if episodes:
         rows, gaps = tables(episodes, args.steps)
         show(rows, gaps, episodes[0].source, words)

@@ -26,6 +26,9 @@ from kb_env.types import Evaluation, Program, Task
 #: See prctl(2).
 _PR_SET_PDEATHSIG = 1
 
+#: A backend by name, or what makes an evaluator (a function that can be pickled).
+Backend = str | Callable[[], Evaluator]
+
 
 @dataclass(frozen=True)
 class DeviceKind:
@@ -45,10 +48,15 @@ def kind_of(evaluator: Evaluator) -> DeviceKind:
     return DeviceKind(evaluator.trust, evaluator.source, device, architecture)
 
 
+def evaluator_of(backend: Backend, store: str | None) -> Evaluator:
+    """The evaluator that ``backend`` names or makes."""
+    return make_evaluator(backend, store=store) if isinstance(backend, str) else backend()
+
+
 @functools.lru_cache(maxsize=2)
-def preparing(backend: str, store: str | None) -> Evaluator:
+def preparing(backend: Backend, store: str | None) -> Evaluator:
     """This process's evaluator for building and recording alone: it starts no device, so none is closed."""
-    return make_evaluator(backend, store=store)
+    return evaluator_of(backend, store)
 
 
 class LeasedEvaluator:
@@ -57,7 +65,7 @@ class LeasedEvaluator:
     def __init__(
         self,
         kind: DeviceKind,
-        backend: str,
+        backend: Backend,
         store: str | None,
         measured: Callable[[Prepared, Purpose], Evaluation],
     ) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console
@@ -30,13 +31,35 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+@dataclass
+class _Tally:
+    """What is shown of one policy. Sums, not episodes: there may be ten thousand."""
+
+    count: int = 0
+    log: float = 0.0
+    tokens: float = 0.0
+    money: float = 0.0
+    last: str = ""
+    best: str = ""
+    source: str = ""
+
+    def add(self, episode: Episode) -> None:
+        costs = spent(episode)
+        self.count += 1
+        self.log += math.log(episode.best_speedup)
+        self.tokens += costs["tokens"]
+        self.money += costs["money"]
+        self.last = f"{episode.task} seed {episode.seed}, {episode.ended}"
+        self.best, self.source = f"{episode.best_speedup:.3f}", episode.source
+
+
 class Progress:
     """Shows episodes as they end. ``finished`` are those that a resumed run found; a context manager."""
 
     def __init__(
         self,
         streams: Sequence[Stream],
-        finished: Sequence[Episode],
+        finished: Iterable[Episode],
         load: Load | None = None,
         console: Console | None = None,
     ) -> None:
@@ -44,10 +67,10 @@ class Progress:
         self._planned: dict[str, int] = {}
         for stream in streams:
             self._planned[stream.label] = self._planned.get(stream.label, 0) + len(stream.tasks)
-        self._done: dict[str, list[Episode]] = {label: [] for label in self._planned}
+        self._done = {label: _Tally() for label in self._planned}
         for episode in finished:
-            self._done.setdefault(episode.policy, []).append(episode)
-        self._before = len(finished)
+            self._done[episode.policy].add(episode)
+        self._before = self.count
         self._failures = 0
         self._started = time.monotonic()
         self._load = load
@@ -70,10 +93,10 @@ class Progress:
     @property
     def count(self) -> int:
         """Episodes finished."""
-        return sum(map(len, self._done.values()))
+        return sum(tally.count for tally in self._done.values())
 
     def episode(self, episode: Episode) -> None:
-        self._done[episode.policy].append(episode)
+        self._done[episode.policy].add(episode)
         if self._live is not None:
             self._live.update(self.table())
             return
@@ -97,19 +120,12 @@ class Progress:
         table = Table(title=f"{self.count} of {self.total} episodes, {self._rest()}", caption=self._state())
         for name in ("policy", "episodes", "geomean so far", "last", "best", "tokens", "money"):
             table.add_column(name, justify="left" if name in ("policy", "last") else "right")
-        for label, episodes in self._done.items():
-            last = episodes[-1] if episodes else None
-            logs = [math.log(episode.best_speedup) for episode in episodes]
-            costs = [spent(episode) for episode in episodes]
+        for label, tally in self._done.items():
+            mean = f"{math.exp(tally.log / tally.count):.3f} {tally.source}" if tally.count else ""
             table.add_row(
-                label,
-                f"{len(episodes)}/{self._planned.get(label, 0)}",
-                f"{math.exp(sum(logs) / len(logs)):.3f} {episodes[-1].source}" if logs else "",
-                f"{last.task} seed {last.seed}, {last.ended}" if last else "",
-                f"{last.best_speedup:.3f}" if last else "",
-                f"{sum(item['tokens'] for item in costs):.0f}",
-                f"{sum(item['money'] for item in costs):.2f}",
-            )
+                label, f"{tally.count}/{self._planned[label]}", mean, tally.last, tally.best, f"{tally.tokens:.0f}",
+                f"{tally.money:.2f}",
+            )  # fmt: skip
         return table
 
     def _rest(self) -> str:

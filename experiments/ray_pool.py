@@ -25,13 +25,14 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from experiments.leased import Device, DeviceKind, LeasedEvaluator
+from experiments.leased import Backend, Device, DeviceKind, LeasedEvaluator, evaluator_of
 from experiments.streams import Conditions, Stream, play_stream
-from kb_env.backends import choose, make_evaluator
+from kb_env.backends import choose
 from kb_env.evaluators import DeviceUnfit, Evaluator, Prepared, Purpose
 from kb_env.records import pack, unpack
 from kb_env.replay import Recorder
-from kb_env.types import Episode, Evaluation, KbError
+from kb_env.task import load_task
+from kb_env.types import Episode, Evaluation, KbError, Program
 
 #: A measurement that takes longer is given up: the evaluator is killed and replaced (seconds).
 MEASURE_TIMEOUT = 180.0
@@ -52,7 +53,7 @@ class PoolSpec:
     ``gpus_each`` is what an evaluator claims of Ray's GPUs; default: one for ``gpu``, else none.
     """
 
-    backend: str
+    backend: Backend
     workers: int
     evaluators: int = 0
     address: str = "local"
@@ -65,19 +66,20 @@ class PoolSpec:
     def claims(self) -> float:
         if self.gpus_each is not None:
             return self.gpus_each
-        return 1.0 if choose(self.backend)[0].partition(":")[0] == "gpu" else 0.0
+        named = isinstance(self.backend, str) and choose(self.backend)[0].partition(":")[0]
+        return 1.0 if named == "gpu" else 0.0
 
 
-def patience(backend: str) -> float | None:
+def patience(backend: Backend) -> float | None:
     """How long a measurement may take (seconds); a spool's workers may wait long for their turn."""
-    return None if backend.startswith("spool") else MEASURE_TIMEOUT
+    return None if isinstance(backend, str) and backend.startswith("spool") else MEASURE_TIMEOUT
 
 
 class Measuring:
     """Owns one evaluator, and so one GPU, for its lifetime."""
 
-    def __init__(self, backend: str, store: str | None) -> None:
-        self.device = Device(make_evaluator(backend, store=store))
+    def __init__(self, backend: Backend, store: str | None) -> None:
+        self.device = Device(evaluator_of(backend, store))
 
     def kind(self) -> DeviceKind:
         return self.device.kind
@@ -376,6 +378,26 @@ class RayPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@ray.remote(num_cpus=1)
+def _latencies(broker: Any, spec: PoolSpec, count: int) -> list[float]:
+    task = load_task("vector_add")
+    evaluator = pool_evaluator(broker, spec)
+    found = []
+    for number in range(count + 20):
+        prepared = evaluator.prepare(task, Program(task.name, f"{task.source}\n// {number}"))
+        started = time.perf_counter()
+        evaluator.measure(prepared)
+        found.append(time.perf_counter() - started)
+    return found[20:]
+
+
+def latencies(pool: RayPool, count: int) -> list[float]:
+    """Seconds that each of ``count`` measurements takes as a rollout sees it, after 20 that warm up."""
+    limit = START_TIMEOUT + MEASURE_TIMEOUT
+    found: list[float] = ray.get(_latencies.remote(pool.broker, pool.spec, count), timeout=limit)
+    return found
 
 
 def fake_cluster(head: dict[str, Any]) -> Any:

@@ -53,6 +53,31 @@ def timeless(episode: Episode) -> bytes:
     return pack(replace(episode, initial_evaluation=first, steps=tuple(map(step, episode.steps))))
 
 
+def lean(episode: Episode) -> Episode:
+    """The episode without texts, profiles and times of cases: what tables and charts need, a tenth of it."""
+
+    def bare(found: Evaluation | None) -> Evaluation | None:
+        if found is None:
+            return None
+        build = replace(found.build, log="")
+        return replace(found, build=build, verification=None, timings=None, profile=None, health={})
+
+    def step(item: StepRecord) -> StepRecord:
+        action = item.action if item.action.strip() in ("submit", "revert") else ""
+        texts = {"before": nothing, "after": nothing if item.after is not None else None}
+        evaluations = {"evaluation": bare(item.evaluation), "confirmation": bare(item.confirmation)}
+        return replace(item, action=action, feedback="", **texts, **evaluations)  # type: ignore[arg-type]
+
+    nothing = replace(episode.initial, text="")
+    return replace(
+        episode,
+        initial=nothing,
+        best=nothing,
+        initial_evaluation=bare(episode.initial_evaluation),
+        steps=tuple(map(step, episode.steps)),
+    )
+
+
 def unified_diff(episode: Episode) -> str:
     """The episode's best program against its initial one."""
     return "".join(

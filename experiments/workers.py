@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from experiments.leased import Device, DeviceKind, LeasedEvaluator, die_with
+from experiments.leased import Backend, Device, DeviceKind, LeasedEvaluator, die_with, evaluator_of
 from experiments.streams import Conditions, Stream, play_stream
 from kb_env.backends import choose, make_evaluator
 from kb_env.evaluators import Evaluator, Prepared, Purpose
@@ -38,7 +38,7 @@ SILENCE = 1800.0
 class Crew:
     """What every worker needs: ``kind`` is set where measurements are made by the parent."""
 
-    backend: str
+    backend: Backend
     conditions: Conditions
     kind: DeviceKind | None = None
     store: str | None = None
@@ -82,7 +82,7 @@ def _serve(pipe: Connection, crew: Crew, parent: int) -> None:
 def _evaluator(pipe: Connection, crew: Crew) -> Evaluator:
     evaluator: Evaluator
     if crew.kind is None:
-        evaluator = make_evaluator(crew.backend, store=crew.store)
+        evaluator = evaluator_of(crew.backend, crew.store)
     else:
 
         def measured(prepared: Prepared, purpose: Purpose) -> Evaluation:
@@ -104,7 +104,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        backend: str,
+        backend: Backend,
         count: int,
         store: str | None = None,
         record: str | None = None,
@@ -117,13 +117,16 @@ class WorkerPool:
         self._store, self._record = store, record
         self._owned: list[Evaluator] = []
         evaluators = list(devices)
-        if not evaluators and choose(backend)[0].partition(":")[0] == "gpu":
+        named = isinstance(backend, str) and choose(backend)[0].partition(":")[0]
+        if not evaluators and isinstance(backend, str) and named == "gpu":
             evaluators = self._owned = [make_evaluator(backend, store=store)]
         self.devices = [Device(evaluator) for evaluator in evaluators]
         if len({device.kind for device in self.devices}) > 1:
             raise KbError("devices of different kinds in one pool: their times cannot be compared")
         self._asked: queue.SimpleQueue[Callable[[Device], None] | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._measure_for, args=(d,)) for d in self.devices]
+        self._threads = [
+            threading.Thread(target=self._measure_for, args=(d,), daemon=True) for d in self.devices
+        ]
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> WorkerPool:
@@ -135,7 +138,7 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """Kill the workers and stop the devices; a measurement under way is finished first."""
+        """Kill the workers and stop the devices; a measurement under way gets a moment to finish."""
         for worker in self._workers:
             _end(worker)
         self._workers = []
@@ -143,7 +146,7 @@ class WorkerPool:
             self._asked.put(None)
         for thread in self._threads:
             if thread.is_alive():
-                thread.join()
+                thread.join(timeout=20.0)
         for evaluator in self._owned:
             evaluator.close()
 
