@@ -22,6 +22,7 @@ from rich.table import Table
 from experiments.expert_model import Expert
 from experiments.expert_moves import SCRIPTS
 from experiments.metrics import Difference, Summary, best_so_far, bootstrap, difference, summarize
+from experiments.model_args import NO_MODEL, ModelOptions, chat_settings, deciding
 from experiments.report import write_report
 from experiments.rounds import Arm, Rounds, play_arm
 from experiments.run_folder import RunFolder
@@ -71,10 +72,8 @@ class Args:
     """auto, gpu, sim, sim:DEVICE or replay:FILE"""
     starter: bool = True
     """begin with the starter set of techniques and weak beliefs"""
-    model: str | None = None
-    """model of an LLM policy"""
-    base_url: str | None = None
-    """endpoint of an LLM policy"""
+    llm: ModelOptions = NO_MODEL
+    """the model of an LLM policy"""
     expert: bool = False
     """no model: the scripted expert answers, on the tasks that it knows (plumbing)"""
     out: Path = Path("runs/ablate")
@@ -123,11 +122,12 @@ def check(args: Args) -> RunFolder:
         raise KbError("--rounds must be at least 2, --seeds and --steps at least 1")
     if args.policy not in WITH_MEMORY:
         raise KbError(f"{args.policy} has no memory to take away: use one of {', '.join(WITH_MEMORY)}")
-    if args.expert and (args.model or args.base_url or set(tasks_of(args)) - set(SCRIPTS)):
+    if args.expert and (args.llm != NO_MODEL or set(tasks_of(args)) - set(SCRIPTS)):
         raise KbError(f"--expert needs no model, and knows {', '.join(SCRIPTS)} only")
     folder = RunFolder(args.out)
-    free = ("out", "resume", "json", "base_url", "arms")  # arms may be added to a run
+    free = ("out", "resume", "json", "llm", "arms")  # arms may be added to a run
     facts = {key: value for key, value in dataclasses.asdict(args).items() if key not in free}
+    facts |= deciding(args.llm)
     if not (args.out / "run.json").exists():
         folder.begin({"args": facts, "versions": versions()})
     elif not args.resume:
@@ -141,7 +141,7 @@ def check(args: Args) -> RunFolder:
 def model_of(args: Args) -> Iterator[dict[str, Any]]:
     """The settings that reach the model; the scripted expert is served meanwhile."""
     if not args.expert:
-        yield {key: value for key, value in (("model", args.model), ("base_url", args.base_url)) if value}
+        yield chat_settings(args.llm)
         return
     with ScriptedServer(Expert()) as server:
         yield {"model": "scripted", "base_url": server.url}

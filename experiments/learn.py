@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from experiments.metrics import bootstrap, log_table
+from experiments.model_args import NO_MODEL, ModelOptions, chat_settings, deciding
 from experiments.report import write_report
 from experiments.run_folder import RunFolder
 from experiments.streams import WITH_MEMORY, Conditions, Stream, play_stream
@@ -58,10 +59,8 @@ class Args:
     """memory to start from; default: empty"""
     starter: bool = False
     """begin with the starter set of techniques and weak beliefs"""
-    model: str | None = None
-    """model of an LLM policy"""
-    base_url: str | None = None
-    """endpoint of an LLM policy"""
+    llm: ModelOptions = NO_MODEL
+    """the model of an LLM policy"""
     out: Path = Path("runs/learn")
     """run folder; the learned memory is in its memory/"""
     resume: bool = False
@@ -77,8 +76,9 @@ def begin(args: Args) -> RunFolder:
     if args.policy.split(":")[0] not in WITH_MEMORY:
         raise KbError(f"{args.policy} has no memory to learn into: use one of {', '.join(WITH_MEMORY)}")
     folder = RunFolder(args.out)
-    free = ("out", "resume", "json", "base_url")  # these do not decide results
+    free = ("out", "resume", "json", "llm")  # these do not decide results
     facts = {k: v for k, v in dataclasses.asdict(args).items() if k not in free}
+    facts |= deciding(args.llm)
     if not (args.out / "run.json").exists():
         folder.begin({"args": facts, "versions": versions()})
     elif not args.resume:
@@ -189,7 +189,7 @@ def main(args: Args) -> int:
         f"{args.rounds} rounds x {args.seeds} seeds x {len(tasks)} tasks; {explain(args.backend)}", flush=True
     )
     evaluator = make_evaluator(args.backend)
-    settings = {key: value for key, value in (("model", args.model), ("base_url", args.base_url)) if value}
+    settings = chat_settings(args.llm)
     found = []
     work = Path(tempfile.mkdtemp(prefix="kb-learn-"))
     memory = work / "memory"

@@ -14,6 +14,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from experiments.model_args import NO_MODEL, ModelOptions, chat_settings
 from experiments.report import write_report
 from experiments.rollout import play
 from experiments.run_folder import RunFolder, unified_diff
@@ -46,10 +47,8 @@ class Args:
     """run folder (default: runs/TASK-POLICY-TIME)"""
     memory: Path | None = None
     """folder of an episodic memory to recall from and add to"""
-    model: str | None = None
-    """model of an LLM policy: a name at the endpoint, local, or files:DIR"""
-    base_url: str | None = None
-    """OpenAI-compatible endpoint of an LLM policy"""
+    llm: ModelOptions = NO_MODEL
+    """the model of an LLM policy"""
     record: Path | None = None
     """append every evaluation to this file, for --backend replay:FILE"""
     json: bool = False
@@ -58,7 +57,7 @@ class Args:
 
 def policy_of(args: Args, memory: Memory | None, device: str, source: str) -> Policy:
     """The policy with the settings the user gave, and the memory in the form it asks for."""
-    settings: dict[str, Any] = {"model": args.model, "base_url": args.base_url}
+    settings: dict[str, Any] = dict(chat_settings(args.llm))
     name, _, files = args.policy.partition(":")
     if name == "script":
         settings["actions"] = tuple(Path(file) for file in files.split(",") if file)
