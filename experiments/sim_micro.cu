@@ -21,6 +21,7 @@
     } while (0)
 
 static int sms;
+static double ghz = 1;
 static cudaEvent_t start_event, end_event;
 static char *flush_buffer;
 static size_t flush_bytes;
@@ -67,7 +68,7 @@ static void emit(const char *name, double value) {
 }
 
 // ---- arithmetic: throughput with eight independent chains, latency with one ------------------------------------
-enum Op { FMA, MUL, IADD, IMAD, LOP, HFMA2, MUFU, CVT, DFMA, SHFL, SETP };
+enum Op { FMA, MUL, IADD, IMAD, MULHI, LOP, HFMA2, MUFU, CVT, DFMA, SHFL, SETP };
 
 template <Op OP> __device__ __forceinline__ void apply(float &x, float a) {
     unsigned &u = reinterpret_cast<unsigned &>(x);
@@ -76,6 +77,7 @@ template <Op OP> __device__ __forceinline__ void apply(float &x, float a) {
     if (OP == MUL) asm volatile("mul.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(a));
     if (OP == IADD) asm volatile("add.u32 %0, %0, %1;" : "+r"(u) : "r"(b));
     if (OP == IMAD) asm volatile("mad.lo.u32 %0, %0, %1, %1;" : "+r"(u) : "r"(b));
+    if (OP == MULHI) asm volatile("mad.hi.u32 %0, %0, %1, %1;" : "+r"(u) : "r"(b));
     if (OP == LOP) asm volatile("xor.b32 %0, %0, %1;\n\tadd.u32 %0, %0, 1;" : "+r"(u) : "r"(b));
     if (OP == HFMA2) asm volatile("fma.rn.f16x2 %0, %0, %1, %1;" : "+r"(u) : "r"(b));
     if (OP == MUFU) asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
@@ -160,8 +162,8 @@ __global__ void read_stride(const float *in, float *out, size_t count, int strid
     if (i < count && in[i] == 1.2345f) out[0] = 1;
 }
 
-// Each block reads `span` words of its own again and again, `lanes` apart by `stride` words.
-__global__ void cached(const float *in, float *out, int span, int stride, int rounds, int apart) {
+// Each block reads `span` words of its own again and again, lanes apart by `stride` words, `move` words from load to load.
+__global__ void cached(const float *in, float *out, int span, int stride, int move, int rounds, int apart) {
     const float *mine = in + (size_t)blockIdx.x * apart;
     float total = 0;
     unsigned at = threadIdx.x * stride;
@@ -169,31 +171,32 @@ __global__ void cached(const float *in, float *out, int span, int stride, int ro
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             float v;
-            asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(mine + ((at + k * blockDim.x * stride) % span)));
+            asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(mine + (at & (span - 1))));
             total += v;
+            at += move;
         }
     }
     if (total == 1.2345f) out[0] = total;
 }
 
-__global__ void shared_loads(float *out, int stride, int rounds, long long *cycles, int width) {
+// Addresses move on by a whole row of banks, so that no load can be left out and the pattern of banks stays.
+template <int WIDTH> __global__ void shared_loads(float *out, int stride, int rounds) {
     extern __shared__ float tile[];
     for (int i = threadIdx.x; i < 8192; i += blockDim.x) tile[i] = (float)i;
     __syncthreads();
     float total = 0;
-    unsigned address = (unsigned)__cvta_generic_to_shared(tile) + (threadIdx.x * stride * 4) % 16384;
-    long long begin = clock64();
+    unsigned base = (unsigned)__cvta_generic_to_shared(tile), offset = threadIdx.x * stride * 4;
     for (int i = 0; i < rounds; i++)
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             float4 v = {};
-            if (width == 1) asm volatile("ld.shared.f32 %0, [%1+%2];" : "=f"(v.x) : "r"(address), "n"(0));
+            unsigned address = base + (offset & 16383);
+            offset += 128;
+            if (WIDTH == 1) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v.x) : "r"(address));
             else asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address & ~15u));
             total += v.x + v.w;
         }
-    long long end = clock64();
     if (total == 1.2345f) out[0] = total;
-    if (threadIdx.x == 0 && blockIdx.x == 0) *cycles = end - begin;
 }
 
 __global__ void chase(const unsigned *next, unsigned begin_at, int rounds, unsigned *out, long long *cycles) {
@@ -271,10 +274,10 @@ static double cycles_of(const std::function<void()> &work) {
 template <Op OP> static void rate(const char *name, double per) {
     char text[96];
     const int rounds = 200, threads = 1024;
-    double c = cycles_of([&] { arithmetic<OP, 8><<<sms * 2, threads>>>(scratch, 1.0001f, rounds, cycles); });
+    double us = time_us([&] { arithmetic<OP, 8><<<sms * 2, threads>>>(scratch, 1.0001f, 5 * rounds, cycles); });
     snprintf(text, sizeof text, "rate_%s", name);
-    emit(text, rounds * 16.0 * 8 * threads * 2 * per / c);
-    c = cycles_of([&] { arithmetic<OP, 1><<<1, 32>>>(scratch, 1.0001f, rounds, cycles); });
+    emit(text, 5 * rounds * 16.0 * 8 * threads * 2 * per / (us * 1e3 * ghz));
+    double c = cycles_of([&] { arithmetic<OP, 1><<<1, 32>>>(scratch, 1.0001f, rounds, cycles); });
     snprintf(text, sizeof text, "latency_%s", name);
     emit(text, c / (rounds * 16.0) / per);
 }
@@ -284,6 +287,7 @@ static void arithmetic_figures() {
     rate<MUL>("mul", 1);
     rate<IADD>("iadd", 1);
     rate<IMAD>("imad", 1);
+    rate<MULHI>("mulhi", 1);
     rate<LOP>("lop_iadd", 2);
     rate<HFMA2>("hfma2", 1);
     rate<MUFU>("mufu", 1);
@@ -291,12 +295,12 @@ static void arithmetic_figures() {
     rate<SHFL>("shfl", 1);
     rate<SETP>("setp_selp", 2);
     const int rounds = 100;
-    double c = cycles_of([&] { doubles<8><<<sms * 2, 1024>>>(scratch, 1.0001, rounds, cycles); });
-    emit("rate_dfma", rounds * 16.0 * 8 * 2048 / c);
-    c = cycles_of([&] { doubles<1><<<1, 32>>>(scratch, 1.0001, rounds, cycles); });
+    double us = time_us([&] { doubles<8><<<sms * 2, 1024>>>(scratch, 1.0001, 5 * rounds, cycles); });
+    emit("rate_dfma", 5 * rounds * 16.0 * 8 * 2048 / (us * 1e3 * ghz));
+    double c = cycles_of([&] { doubles<1><<<1, 32>>>(scratch, 1.0001, rounds, cycles); });
     emit("latency_dfma", c / (rounds * 16.0));
-    c = cycles_of([&] { tensor<4><<<sms * 2, 512>>>(scratch, 0, rounds, cycles); });
-    emit("rate_mma_macs", rounds * 8.0 * 4 * 32 * 2048 / c);
+    us = time_us([&] { tensor<4><<<sms * 2, 512>>>(scratch, 0, 5 * rounds, cycles); });
+    emit("rate_mma_macs", 5 * rounds * 8.0 * 4 * 32 * 2048 / (us * 1e3 * ghz));
     c = cycles_of([&] { tensor<1><<<1, 32>>>(scratch, 0, rounds, cycles); });
     emit("latency_mma", c / (rounds * 8.0));
 }
@@ -305,13 +309,13 @@ static void shared_figures() {
     const int rounds = 400;
     for (int stride : {0, 1, 2, 4, 8, 32}) {
         char text[64];
-        double c = cycles_of([&] { shared_loads<<<sms, 1024, 32768>>>(scratch, stride, rounds, cycles, 1); });
+        double us = time_us([&] { shared_loads<1><<<sms, 1024, 32768>>>(scratch, stride, rounds); });
         snprintf(text, sizeof text, "shared_clocks_per_request_stride%d", stride);
-        emit(text, c / (rounds * 8.0 * 32));
+        emit(text, us * 1e3 * ghz / (rounds * 8.0 * 32));
     }
-    double c = cycles_of([&] { shared_loads<<<sms, 1024, 32768>>>(scratch, 4, rounds, cycles, 4); });
-    emit("shared_clocks_per_v4_request", c / (rounds * 8.0 * 32));
-    c = cycles_of([&] { chase_shared<<<1, 32>>>(1000, (unsigned *)scratch, cycles); });
+    double us = time_us([&] { shared_loads<4><<<sms, 1024, 32768>>>(scratch, 4, rounds); });
+    emit("shared_clocks_per_v4_request", us * 1e3 * ghz / (rounds * 8.0 * 32));
+    double c = cycles_of([&] { chase_shared<<<1, 32>>>(1000, (unsigned *)scratch, cycles); });
     emit("latency_shared", c / 1000);
     for (int threads : {64, 128, 256, 512, 1024}) {
         char text[64];
@@ -321,9 +325,9 @@ static void shared_figures() {
     }
     for (unsigned apart : {0u, 1u, 32u}) {
         char text[64];
-        c = cycles_of([&] { shared_atomics<<<sms, 1024>>>((unsigned *)scratch, apart, 100, cycles); });
+        us = time_us([&] { shared_atomics<<<sms, 1024>>>((unsigned *)scratch, apart, 100, cycles); });
         snprintf(text, sizeof text, "shared_atomic_clocks_per_request_apart%u", apart);
-        emit(text, c / (100.0 * 32));
+        emit(text, us * 1e3 * ghz / (100.0 * 32));
     }
 }
 
@@ -337,7 +341,7 @@ static void chain(unsigned *next, size_t words, unsigned step, int rounds, bool 
          }) / rounds);
 }
 
-static void memory_figures(char *a, char *b, size_t nbytes, double ghz) {
+static void memory_figures(char *a, char *b, size_t nbytes) {
     char text[96];
     for (size_t mib : {1, 4, 16, 64, 256, 1024}) {
         size_t bytes = mib << 20;
@@ -370,14 +374,15 @@ static void memory_figures(char *a, char *b, size_t nbytes, double ghz) {
         double us = time_us([&] { read_all<<<blocks, threads>>>((uint4 *)a, bytes / 16, (unsigned *)b); }, 3, true);
         emit(text, bytes / us / 1e3);
     }
-    struct { const char *name; int span, stride, apart; } levels[] = {
-        {"l1_hit_coalesced", 8192, 1, 0}, {"l1_hit_stride2", 8192, 2, 0}, {"l1_hit_stride8", 8192, 8, 0},
-        {"l1_hit_stride32", 32768, 32, 0}, {"l2_hit_coalesced", 65536, 1, 65536}, {"l2_hit_stride8", 65536, 8, 65536},
-        {"l2_hit_shared_coalesced", 4 << 20, 1, 0},
+    struct { const char *name; int span, stride, move, apart; } levels[] = {
+        {"l1_hit_broadcast", 8192, 0, 32, 0}, {"l1_hit_coalesced", 8192, 1, 32, 0}, {"l1_hit_stride2", 8192, 2, 32, 0},
+        {"l1_hit_stride8", 8192, 8, 32, 0}, {"l1_hit_stride32", 32768, 32, 32, 0},
+        {"l2_hit_coalesced", 65536, 1, 1024, 65536}, {"l2_hit_stride8", 65536, 8, 8192, 65536},
+        {"l2_hit_shared_coalesced", 4 << 20, 1, 32768 + 1024, 0},
     };
     for (auto &level : levels) {
         const int rounds = 64;
-        double us = time_us([&] { cached<<<sms, 1024>>>((float *)a, scratch, level.span, level.stride, rounds, level.apart); });
+        double us = time_us([&] { cached<<<sms, 1024>>>((float *)a, scratch, level.span, level.stride, level.move, rounds, level.apart); });
         snprintf(text, sizeof text, "%s_clocks_per_request", level.name);
         emit(text, us * 1e3 * ghz / (rounds * 8.0 * 32));
     }
@@ -436,7 +441,7 @@ int main() {
     CHECK(cudaDeviceSynchronize());
     printf("{");
     double us = time_us([&] { spin<<<1, 32>>>(20000000); }, 2);
-    double ghz = 20000000 / us / 1e3;
+    ghz = 20000000 / us / 1e3;
     emit("clock_ghz", ghz);
     emit("sm_count", sms);
     emit("l2_bytes", prop.l2CacheSize);
@@ -444,7 +449,7 @@ int main() {
     shared_figures();
     launch_figures();
     atomic_figures(a);
-    memory_figures(a, b, nbytes, ghz);
+    memory_figures(a, b, nbytes);
     printf("\n}\n");
     return 0;
 }

@@ -43,6 +43,7 @@ class Device:
     mma_share: float = 1.0
     launch_us: float = 2.2  # a single short kernel between two events on a busy queue
     gap_us: float = 1.1  # each further kernel of the same call
+    l2_slices: int = 48  # units of the L2 that work side by side
 
     @property
     def max_threads(self) -> int:
@@ -81,8 +82,8 @@ DEVICES: dict[str, Device] = {
         # NVIDIA H200 SXM data sheet (4.8 TB/s, 989 TFLOPS dense fp16); copy 4.3 TB/s and latency measured
         # on one H200 in December 2026; H100 white paper for the SM.
         Device(
-            "H200", "sm_90a", 132, 1.98, 4800.0, 0.90, 50 << 20, 6100.0, 256 << 10, 228 << 10, 227 << 10,
-            max_warps=64, mma_share=0.63, dram_ns=640.0, l2_ns=135.0, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
+            "H200", "sm_90a", 132, 1.98, 4800.0, 0.90, 60 << 20, 6100.0, 256 << 10, 228 << 10, 227 << 10,
+            max_warps=64, mma_share=0.63, dram_ns=340.0, l2_ns=145.0, l2_slices=96, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
             **_AMPERE_UP,
         ),
         # NVIDIA H100 Tensor Core GPU Architecture white paper, SXM5 80 GB.

@@ -21,7 +21,11 @@ _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 
 @dataclass(frozen=True)
 class Cost:
-    """Machine instructions by pipe (``fma`` takes integer products too), their sum with the rest, clocks."""
+    """Slots of each pipe, instructions issued beside those, and clocks until the result.
+
+    ``fma`` takes integer products too, which hold it for longer: ``held`` is how many of its slots are
+    no instructions.
+    """
 
     alu: float = 0.0
     fma: float = 0.0
@@ -29,10 +33,11 @@ class Cost:
     half: float = 0.0
     other: float = 0.0  # memory, branches, barriers, tensor, double: counted elsewhere or by issue alone
     latency: float = 4.5
+    held: float = 0.0
 
     @property
     def issued(self) -> float:
-        return self.alu + self.fma + self.xu + self.half + self.other
+        return self.alu + self.fma - self.held + self.xu + self.half + self.other
 
 
 _FREE = Cost(latency=0.0)
@@ -136,8 +141,11 @@ def _integer(op: str, mods: tuple[str, ...], kind: str) -> Cost:
     """Integer and bit operations, comparisons and selections."""
     wide = kind in _WIDE
     if op in ("mul", "mad", "mul24", "mad24"):
-        # 32-bit products run at half the rate of an fma, 64-bit ones are built of three of them.
-        return Cost(fma=6.0, alu=1.0, latency=13.0) if wide else Cost(fma=2.0, latency=4.5)
+        # In units of an fma: 32-bit products run at half its rate, those with 64-bit results at a quarter
+        # (H200: 64 and 31 a clock); a 64-bit product is one of these and two of those.
+        if "wide" in mods or "hi" in mods:
+            return Cost(fma=4.0, latency=5.0, held=3.0)
+        return Cost(fma=8.0, latency=13.0, held=5.0) if wide else Cost(fma=2.0, latency=4.5, held=1.0)
     if op == "setp":
         return Cost(alu=2.0 if wide else 1.0, latency=9.0 if wide else 5.0)
     if op in ("add", "sub"):

@@ -5,10 +5,11 @@ customers are its resident warps; per warp the counters give the service time at
 waiting outside of queues. A grid is worked off in full rounds of resident blocks and a last, partly
 filled one. Launches follow one another with a fixed gap; what one leaves in L2 the next one finds.
 
-Assumptions (constants in COSTS, from the first comparison with one H200 and public figures): one
-128-byte line or one shared-memory wavefront a clock in the L1; about 3.4 clocks for each atomic on
-one address; partly filled stores cost three L2 slots; PTX instructions stand for machine
-instructions except for moves; arithmetic has an instruction-level parallelism of about two.
+Assumptions (CONSTANTS, found with microbenchmarks and the calibration set on one H200; see
+docs/time_model.md): one 128-byte line or one shared-memory wavefront a clock in the L1; an SM takes
+a new block every 150 clocks or so; busy schedulers fill 83 % of their slots; a warp waits for its
+longest chain of dependent instructions, basic block by basic block; cost.py says what a PTX
+instruction is to the machine.
 
 Uncertainty: each constant carries a relative standard error (SPREAD). A candidate and its baseline
 share the constants, so errors of what both spend the same share of their time on cancel: the
@@ -18,6 +19,7 @@ share is the elasticity of the total time to that limit. The limiter is the larg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,13 +38,14 @@ from kb_env.sim.traffic import (
 
 #: Which queue serves which limit; limits that are not here are delays.
 QUEUES: dict[str, str] = {
+    "block launch": "dispatch",
     "dram": "dram",
     "l2": "l2",
     "atomics": "atomics",
     "global access": "l1",
     "shared memory": "l1",
     "issue": "issue",
-    "fp32": "fp32",
+    "fp32": "fp32",  # with integer products
     "fp64": "fp64",
     "fp16": "fp16",
     "int": "int",
@@ -51,11 +54,13 @@ QUEUES: dict[str, str] = {
     "tensor": "tensor",
 }
 #: Limits whose service all SMs share: the fewer SMs work, the more each gets.
-DEVICE_WIDE = frozenset({"dram", "l2", "atomics"})
-DELAYS: tuple[str, ...] = ("memory latency", "dependency", "barriers")
+DEVICE_WIDE = frozenset({"block launch", "dram", "l2", "atomics"})
+DELAYS: tuple[str, ...] = ("memory latency", "dependency", "barriers", "block start")
 
 #: Relative standard error of each constant: judged from the residuals of the first H200 comparison.
 SPREAD: dict[str, float] = {
+    "block launch": 0.10,
+    "block start": 0.30,
     "dram": 0.06,
     "l2": 0.15,
     "atomics": 0.12,
@@ -75,9 +80,9 @@ SPREAD: dict[str, float] = {
     "launch": 0.15,
 }
 
-#: Machine instructions for one PTX instruction of a class, where not one: ptxas removes most moves.
+#: Machine instructions for one PTX instruction of a class, where the engine did not count them.
 ISSUED: dict[str, float] = {"other": 0.3, "fp64": 1.0, "special": 1.0, "control": 0.7, "predicate": 0.8}
-#: Clocks that a warp waits, beyond issuing, for one instruction of a class (half the pipe's latency).
+#: Clocks that a warp waits, beyond issuing, for one instruction of a class, where no chain was counted.
 WAITS: dict[str, float] = {
     "fp32": 1.5,
     "fp64": 4.0,
@@ -91,12 +96,35 @@ WAITS: dict[str, float] = {
     "predicate": 1.0,
     "atomic": 2.0,
 }
-ATOMIC_CLOCKS = 3.4  # for each atomic on one and the same address
-BARRIER_CLOCKS = 28.0
 #: Warps that barriers keep in one phase: they load together and compute together.
 PHASE_WARPS = 8
-L1_NS_CLOCKS = 33.0
+L1_CLOCKS = 37.0
 SM_L2_BYTES = 64.0  # bytes a clock between one SM and L2
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Clocks and shares that no data sheet gives; how each was found stands in docs/time_model.md."""
+
+    #: a block's way onto an SM: so many clocks pass on it before the next one may follow
+    block_clocks: float = 152.0
+    block_warp_clocks: float = 1.3  # for each of its warps
+    #: clocks between a block's end and the first instruction that works in the block that follows it
+    start_clocks: float = 450.0
+    #: share of the issue slots that busy schedulers fill
+    issue_share: float = 0.83
+    #: part of the chain of dependent instructions that a warp waits for
+    chain_share: float = 0.9
+    #: part of the integer instructions that ptxas gives to the fma pipe
+    moved_share: float = 0.33
+    atomic_clocks: float = 3.5  # between atomics on one word
+    atomic_sector_clocks: float = 2.6  # of one L2 slice for a request to one sector
+    barrier_clocks: float = 20.0
+    barrier_warp_clocks: float = 2.0  # for each warp of the block
+    shared_atomic_clocks: float = 2.0  # a pass
+
+
+CONSTANTS = Constants()
 
 
 @dataclass(frozen=True)
@@ -176,7 +204,7 @@ def model_plan(
     variance = 0.0
     for name, value in limits.items():
         variance += (SPREAD[name] * value / total) ** 2
-    return Modelled(total, limits, limiter, variance**0.5, tuple(times))
+    return Modelled(total, limits, limiter, math.sqrt(variance), tuple(times))
 
 
 def ratio_spread(candidate: Modelled, baseline: Modelled) -> float:
@@ -184,7 +212,7 @@ def ratio_spread(candidate: Modelled, baseline: Modelled) -> float:
     variance = 0.0
     for name in SPREAD:
         variance += (SPREAD[name] * (candidate.share(name) - baseline.share(name))) ** 2
-    return variance**0.5
+    return math.sqrt(variance)
 
 
 def _model_launch(
@@ -284,32 +312,54 @@ def _load(device: Device, counts: LaunchCounts, traffic: Traffic, resident: int)
     run = max(counts.blocks_run * warps_per_block, 1)  # warps that were counted
     warps = counts.blocks_total * warps_per_block
     clock = 1.0 / device.clock_ghz
+    mix, extra = counts.warp_instructions, counts.extra
     work = _memory_work(device, counts, traffic, warps)
-    work["shared memory"] = (
-        clock
-        / run
-        * (counts.shared_load_wavefronts + counts.shared_store_wavefronts + counts.extra.get("shuffles", 0.0))
-    )
+    work["block launch"] = clock * (CONSTANTS.block_clocks / warps_per_block + CONSTANTS.block_warp_clocks)
+    work["block start"] = clock * CONSTANTS.start_clocks
+    passes = counts.shared_load_wavefronts + counts.shared_store_wavefronts + extra.get("shuffles", 0.0)
+    passes += extra.get("shared_atomic_passes", 0.0) * CONSTANTS.shared_atomic_clocks
+    work["shared memory"] = clock / run * passes
     work["global access"] = (
         clock / run * (load_lines(counts) + store_lines(counts) + counts.local_sectors / 4)
     )
-    mix = counts.warp_instructions
-    issued = sum(number * ISSUED.get(name, 1.0) for name, number in mix.items()) / run
-    # Four schedulers: a queue of a quarter of the time and a delay of the rest (Seidmann et al. 1987).
-    work["issue"] = issued * clock / 4
-    for pipe in ("fp32", "fp64", "fp16", "int", "special", "convert"):
-        work[pipe] = mix.get(pipe, 0) * 32 / device.rates[pipe] * clock / run
-    macs = max(device.tensor_macs.get("float16", 0), 64)
-    bulk = min(counts.extra.get("wgmma_macs", 0.0), counts.tensor_macs)
-    work["tensor"] = (bulk + (counts.tensor_macs - bulk) / device.mma_share) / macs * clock / run
-    waits = sum(mix.get(name, 0) * clocks for name, clocks in WAITS.items()) / run
-    work["dependency"] = (waits + 0.75 * issued) * clock
-    work["barriers"] = mix.get("barrier", 0) / run * BARRIER_CLOCKS * clock
+    _pipes(device, counts, work, run)
+    barriers = mix.get("barrier", 0) / run
+    wait = CONSTANTS.barrier_clocks + CONSTANTS.barrier_warp_clocks * warps_per_block
+    work["barriers"] = barriers * wait * clock
     mean = sum(mix.values()) / run
     slowest = min(max(counts.max_warp_instructions / mean, 1.0), 4.0) if mean > 0 else 1.0
     batches = counts.global_load_requests / run / max(counts.loads_in_flight, 1.0)
-    coupling = min(1.0, mix.get("barrier", 0) / run / max(batches, 1.0))
+    coupling = min(1.0, barriers / max(batches, 1.0))
     return Load(work, warps_per_block, resident, counts.blocks_total, slowest, coupling)
+
+
+def _pipes(device: Device, counts: LaunchCounts, work: dict[str, float], run: int) -> None:
+    """Fill in what issuing, the arithmetic pipes and dependent chains ask of a warp."""
+    mix, extra = counts.warp_instructions, counts.extra
+    clock = 1.0 / device.clock_ghz
+    if "machine_issued" in extra:
+        issued = extra["machine_issued"] / run
+        # ptxas has the fma pipe do some of the integer additions and moves.
+        moved = extra["machine_alu"] * CONSTANTS.moved_share
+        lanes = {"fp32": extra["machine_fma"] + moved, "int": extra["machine_alu"] - moved}
+        lanes["special"] = extra["machine_xu"]
+        lanes |= {"fp16": extra["machine_half"], "fp64": float(mix.get("fp64", 0)), "convert": 0.0}
+        chain = extra["machine_path"] / run * CONSTANTS.chain_share
+    else:
+        issued = sum(number * ISSUED.get(name, 1.0) for name, number in mix.items()) / run
+        lanes = {
+            name: float(mix.get(name, 0)) for name in ("fp32", "fp64", "fp16", "int", "special", "convert")
+        }
+        chain = issued + sum(mix.get(name, 0) * clocks for name, clocks in WAITS.items()) / run
+    # Four schedulers: a queue of a quarter of the time and a delay of the rest (Seidmann et al. 1987).
+    work["issue"] = issued * clock / 4 / CONSTANTS.issue_share
+    for pipe, number in lanes.items():
+        work[pipe] = number * 32 / device.rates[pipe] * clock / run
+    macs = max(device.tensor_macs.get("float16", 0), 64)
+    bulk = min(extra.get("wgmma_macs", 0.0), counts.tensor_macs)
+    work["tensor"] = (bulk + (counts.tensor_macs - bulk) / device.mma_share) / macs * clock / run
+    # A warp alone takes its chain, or an instruction a clock; what it spends in queues is part of that.
+    work["dependency"] = max(max(chain, issued) * clock - work["issue"], 0.0)
 
 
 def _memory_work(device: Device, counts: LaunchCounts, traffic: Traffic, warps: int) -> dict[str, float]:
@@ -320,28 +370,53 @@ def _memory_work(device: Device, counts: LaunchCounts, traffic: Traffic, warps: 
     l2_gbps = min(device.l2_gbps, SM_L2_BYTES * device.sm_count * device.clock_ghz)
     missed = min(1.0, traffic.l1_misses / traffic.loads) if traffic.loads else 0.0
     cold = min(missed, traffic.dram_reads / traffic.loads) if traffic.loads else 0.0
-    latency = cold * device.dram_ns + (missed - cold) * device.l2_ns + (1.0 - missed) * L1_NS_CLOCKS * clock
-    batches = traffic.load_requests / warps / max(counts.loads_in_flight, 1.0)
+    # A batch of loads waits for its slowest one.
+    together = max(counts.loads_in_flight, 1.0)
+    any_cold, any_missed = _any(cold, together), _any(missed, together)
+    latency = any_cold * device.dram_ns + (any_missed - any_cold) * device.l2_ns
+    latency += (1.0 - any_missed) * L1_CLOCKS * clock
+    batches = traffic.load_requests / warps / together
     local = counts.local_requests * counts.blocks_total / max(counts.blocks_run, 1) / warps
     per_warp = device.sm_count / warps
     return {
         "dram": dram_bytes / (device.dram_gbps * device.dram_efficiency) * per_warp,
         "l2": slots * SECTOR / l2_gbps * per_warp,
-        "atomics": _hottest(counts) * ATOMIC_CLOCKS * clock * per_warp,
-        "memory latency": batches * latency + local * L1_NS_CLOCKS * clock * 0.5,
+        "atomics": _atomic_clocks(device, counts) * clock * per_warp,
+        "memory latency": batches * latency + local * L1_CLOCKS * clock * 0.5,
     }
 
 
-def _hottest(counts: LaunchCounts) -> float:
-    """Atomic operations on the most wanted word, for the whole grid."""
-    if not counts.atomic_requests:
+def _any(share: float, number: float) -> float:
+    """Chance that one of ``number`` loads is of a kind that ``share`` of all loads are.
+
+    Between whole numbers linear: only + - * /, the same bits everywhere.
+    """
+    whole = int(number)
+    none = 1.0
+    for _ in range(min(whole, 64)):
+        none *= 1.0 - share
+    return 1.0 - none * (1.0 - share * (number - whole))
+
+
+def _atomic_clocks(device: Device, counts: LaunchCounts) -> float:
+    """Clocks that the whole grid's atomics take in L2: on the most wanted word, or in the busiest slice."""
+    sectors = counts.atomic_sectors - counts.extra.get("shared_atomic_passes", 0.0)
+    if counts.atomic_requests - counts.extra.get("shared_atomic_requests", 0.0) <= 0:
         return 0.0
     ratio = counts.blocks_total / max(counts.blocks_run, 1)
-    if "atomic_hottest" in counts.extra:
-        return counts.extra["atomic_hottest"] * ratio
-    lanes = counts.extra.get("atomic_lanes", float(counts.atomic_sectors + counts.atomic_conflicts))
-    words = counts.extra.get("atomic_words")
-    if words is None:
-        written = [item[1] for item in counts.footprint.values() if item[1] > 0]
-        words = 8.0 * min(written) if written else 8.0
-    return lanes * ratio / max(words, 1.0)
+    # Atomics count as read and written; they go to the buffer that few words of are written.
+    written = [min(item) for item in counts.footprint.values() if min(item) > 0]
+    lines = max(1.0, min(written) / 4) if written else 1.0
+    slices = lines / busiest(lines, device.l2_slices)
+    hottest = counts.extra.get("atomic_hottest")
+    if hottest is None:
+        hottest = (counts.atomic_sectors + counts.atomic_conflicts) / (8.0 * min(written) if written else 8.0)
+    return ratio * max(
+        hottest * CONSTANTS.atomic_clocks, sectors * CONSTANTS.atomic_sector_clocks / max(slices, 1.0)
+    )
+
+
+def busiest(lines: float, slices: int) -> float:
+    """Lines that the fullest of ``slices`` holds when ``lines`` are spread at random (a Poisson's tail)."""
+    mean = lines / slices
+    return max(1.0, mean + 3.7 * math.sqrt(mean))

@@ -2,6 +2,12 @@
 
 Counters come from the blocks that ran; everything here is scaled to the full grid. All numbers
 are modelled from footprints and reuse distances; only their inputs are counted.
+
+A load of a sector that its block has loaded before is a reuse at the distance of d loads of a warp,
+the block's warps taken to go on side by side. What the block touches in between is its footprint over
+a window of that length (Denning's working set): the loads in it, less those that find their sector
+again inside the window. All blocks that run at the same time do the same; where what they all touch
+fits a cache, the reuse hits there.
 """
 
 from __future__ import annotations
@@ -14,14 +20,17 @@ from kb_env.sim.counts import LaunchCounts
 
 SECTOR = 32
 #: Share of the L2 that one kernel's data can count on: both halves of the chip hold copies.
-L2_USABLE = 0.75
+L2_USABLE = 0.70
+#: Share of the L2 that holds written data which has not gone to device memory when a kernel ends
+#: (H200: 12 of 60 MB, from what DRAM had been written after kernels of known output).
+L2_DIRTY = 0.20
 #: Part of a block's data that is live at a time where no reuse distance was counted.
 LIVE_SHARE = 0.25
 #: Extra L2 slots of a store that covers none of its sector's bytes (naive transpose on an H200:
 #: stores of 4 of 32 bytes ran at a third of the full-sector rate).
 PARTIAL_STORE = 2.3
-#: Reuse distances, log2 of sector accesses, that an engine may count (``LaunchCounts.extra``).
-REUSE_STEPS = (10, 12, 14, 16, 18)
+#: Bins of reuse distances in ``LaunchCounts.extra``: bin K holds those under 4^K loads of a warp.
+REUSE_BINS = 9
 
 
 @dataclass(frozen=True)
@@ -61,32 +70,87 @@ def whole_footprint(counts: LaunchCounts, nbytes: Mapping[int, int]) -> dict[int
     return whole
 
 
-def l1_misses(counts: LaunchCounts, resident: int, l1_bytes: float) -> float:
-    """Load sectors of the blocks run that L1 does not serve.
+def reuses(counts: LaunchCounts) -> list[tuple[float, float, float]]:
+    """(distance, number, sectors that one block touches over that distance) of the counted reuses."""
+    loads, blocks = float(counts.global_load_sectors), max(counts.blocks_run, 1)
+    if "reuse_0" not in counts.extra or loads <= 0:
+        return []
+    threads = counts.block[0] * counts.block[1] * counts.block[2]
+    width = loads / max(counts.global_load_requests, 1) * -(-threads // 32)
+    own = counts.extra["block_sectors"] / blocks
+    found, before = [], 0.0
+    for k in range(REUSE_BINS):
+        upto = counts.extra[f"reuse_{k}"]
+        distance = 2.0 * 4.0 ** (k - 1) if k else 0.5
+        # Half of the bin's own reuses lie inside a window of the bin's middle.
+        fresh = max(1.0 - (before + upto) / 2 / loads, 0.0)
+        found.append((distance, upto - before, min(own, distance * width * fresh + width)))
+        before = upto
+    return found
 
-    With counted reuse distances a reuse hits when the data of all resident blocks since the last
-    access fits; otherwise the reuse inside a block hits as far as its live data fits.
+
+def hit_share(live: float, capacity: float) -> float:
+    """Share of reuses that hit in a cache: all while what is live fits, none at 1.5 times as much.
+
+    A cache that evicts the least recently used thrashes at once under cyclic use; real ones pick
+    somewhat at random and degrade over a range.
+    """
+    if live <= 0.0:
+        return 1.0
+    return min(1.0, max(0.0, 3.0 - 2.0 * live / capacity)) if capacity > 0 else 0.0
+
+
+def l1_misses(
+    counts: LaunchCounts, resident: int, l1_bytes: float, slots: int
+) -> tuple[float, list[tuple[float, float]]]:
+    """Load sectors of the blocks run that L1 does not serve; ``slots`` blocks run at a time.
+
+    Returns their number, and of the reuses among them (number, sectors one block touches in between).
+    Without counted reuse distances the reuse inside a block hits as far as its live data fits.
     """
     loads = float(counts.global_load_sectors)
-    if loads <= 0:
-        return 0.0
     capacity = l1_bytes / SECTOR / max(resident, 1)
-    steps = [(1 << k, counts.extra[f"reuse_{k}"]) for k in REUSE_STEPS if f"reuse_{k}" in counts.extra]
-    if steps:
-        hits, previous_distance, previous_hits = 0.0, 0.0, 0.0
-        for distance, count in steps:
-            if capacity >= distance:
-                hits = count
-            elif capacity > previous_distance:
-                part = (capacity - previous_distance) / (distance - previous_distance)
-                hits = previous_hits + part * (count - previous_hits)
-            previous_distance, previous_hits = float(distance), count
-        return max(loads - hits, 0.0)
-    distinct = counts.extra.get("block_sectors", float(sum(read for read, _ in counts.footprint.values())))
-    distinct = min(distinct, loads)
-    live = LIVE_SHARE * distinct / max(counts.blocks_run, 1)
-    kept = min(1.0, capacity / live) if live > 0 else 1.0
-    return distinct + (loads - distinct) * (1.0 - kept)
+    if loads <= 0:
+        return 0.0, []
+    found = reuses(counts)
+    if not found:
+        distinct = counts.extra.get(
+            "block_sectors", float(sum(read for read, _ in counts.footprint.values()))
+        )
+        distinct = min(distinct, loads)
+        live = LIVE_SHARE * distinct / max(counts.blocks_run, 1)
+        lost = (loads - distinct) * (1.0 - (min(1.0, capacity / live) if live > 0 else 1.0))
+        return distinct + lost, [(lost, live)]
+    # A tag stands for a line of four sectors, however many of them are used.
+    lines = counts.extra.get("global_load_lines", loads / 4)
+    spread = min(4.0, max(1.0, 4.0 * lines / loads))
+    missed = []
+    for _, number, touched in found:
+        missed.append((number * (1.0 - hit_share(touched * spread, capacity)), touched))
+    # Data that every block loads (weights, a bias) stays where an SM's own blocks follow one another.
+    own = counts.extra["block_sectors"]
+    kept = common_sectors(counts) * counts.blocks_run * hit_share(own / counts.blocks_run * spread, capacity)
+    total = own - kept * (1.0 - min(1.0, slots / max(counts.blocks_total, 1)))
+    for number, _ in missed:
+        total += number
+    return total, missed
+
+
+def common_sectors(counts: LaunchCounts) -> float:
+    """Sectors that all blocks load, if what blocks share is shared by all: from how the union grows."""
+    blocks = counts.blocks_run
+    if blocks < 2:
+        return 0.0
+    union = float(sum(read for read, _ in counts.footprint.values()))
+    return max(0.0, (counts.extra["block_sectors"] - union) / (blocks - 1))
+
+
+def shared_carveout(device: Device, wanted: int) -> int:
+    """Bytes of the L1 that become shared memory: the smallest configuration that holds ``wanted``."""
+    for kib in (0, 8, 16, 32, 64, 100, 132, 164, 196, 228):
+        if wanted <= kib << 10 <= device.shared_per_sm:
+            return kib << 10
+    return device.shared_per_sm
 
 
 def launch_traffic(
@@ -102,29 +166,34 @@ def launch_traffic(
     earlier launch of the same plan left in L2; ``resident`` is the number of blocks on one SM.
     """
     ratio = counts.blocks_total / max(counts.blocks_run, 1)
-    l1_bytes = max(device.l1_bytes - resident * counts.shared_bytes, 16 << 10) * 0.9
-    misses = l1_misses(counts, resident, l1_bytes) * ratio
+    carved = shared_carveout(device, resident * (counts.shared_bytes + device.shared_reserved))
+    running = min(counts.blocks_total, device.sm_count * resident)
+    missed, again = l1_misses(counts, resident, max(device.l1_bytes - carved, 16 << 10) * 0.95, running)
+    misses = missed * ratio
     compulsory = min(sum(read for read, _ in footprint.values()), max(misses, 0.0))
     warm = sum(min(cached.get(buffer, 0.0), read) for buffer, (read, _) in footprint.items())
     written = sum(item[1] for item in footprint.values())
-    capacity = device.l2_bytes * L2_USABLE / SECTOR
-    in_flight = min(counts.blocks_total, device.sm_count * resident) / max(counts.blocks_total, 1)
-    live = min(compulsory, max(misses * in_flight * LIVE_SHARE, 1.0))
-    lost = (misses - compulsory) * max(0.0, 1.0 - capacity / live) if live > 0 else 0.0
     stores = counts.global_store_sectors * ratio
+    capacity = device.l2_bytes * L2_USABLE / SECTOR
+    # Stores pass through the L2 as well and take their part of it.
+    crowd = 1.0 + (stores / misses if misses > 0 else 0.0)
+    lost = 0.0
+    for number, touched in again:
+        lost += number * ratio * (1.0 - hit_share(touched * running * crowd, capacity))
+    # Data that several blocks load: those that run together find it, later ones where it is still there.
+    shared = max(misses - sum(number for number, _ in again) * ratio - compulsory, 0.0)
+    together = min(1.0, 2.0 * running / max(counts.blocks_total, 1))
+    lost += shared * (1.0 - hit_share(compulsory * together, capacity))
     fill = _store_fill(counts)
-    atomics = counts.atomic_sectors * ratio
-    local = counts.local_sectors * ratio
-    # A partly written sector that is evicted before it is complete is read and written again.
-    rewritten = (stores - written) * max(0.0, 1.0 - 4.0 * capacity / max(written, 1.0)) * (1.0 - fill)
+    left = max(device.l2_bytes * L2_DIRTY / SECTOR, capacity - compulsory)
     return Traffic(
         loads=counts.global_load_sectors * ratio,
         l1_misses=misses,
         stores=stores,
         store_slots=stores * (1.0 + PARTIAL_STORE * (1.0 - fill)),
         dram_reads=max(compulsory - warm, 0.0) + lost,
-        dram_writes=written + max(rewritten, 0.0),
-        l2_requests=misses + stores + atomics + 0.2 * local,
+        dram_writes=max(written - left, 0.0),
+        l2_requests=misses + stores + counts.atomic_sectors * ratio + 0.2 * counts.local_sectors * ratio,
         load_requests=counts.global_load_requests * ratio,
     )
 
