@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.model_args import NO_MODEL, ModelOptions, chat_settings, deciding
 from experiments.progress import Load, Progress
 from experiments.report import write_report
 from experiments.run_folder import Origin, RunFolder, lean
@@ -66,10 +67,8 @@ class Args:
     """memory that remembering policies start from; default: empty"""
     hold_out_family: bool = False
     """hide the operator family of the task at hand from the memory"""
-    model: str | None = None
-    """model of the LLM policies"""
-    base_url: str | None = None
-    """endpoint of the LLM policies"""
+    llm: ModelOptions = NO_MODEL
+    """the model of the LLM policies"""
     record: Path | None = None
     """append every evaluation to this file, for --backend replay:FILE"""
     baselines: Path | None = None
@@ -124,11 +123,12 @@ def _plan_facts(args: Args) -> dict[str, Any]:
         "workers",
         "evaluators",
         "evaluator_gpus",
-        "base_url",
+        "llm",
         "record",
         "baselines",
     )
-    return {key: value for key, value in dataclasses.asdict(args).items() if key not in free}
+    facts = {key: value for key, value in dataclasses.asdict(args).items() if key not in free}
+    return {**facts, **deciding(args.llm)}
 
 
 def remaining(streams: Sequence[Stream], folder: RunFolder) -> list[tuple[Stream, list[Episode]]]:
@@ -239,7 +239,7 @@ def main(args: Args) -> int:
         policies.insert(0, "random")
     tasks = names(args.tasks, builtin_names())
     streams = plan(policies, tasks, range(args.seeds))
-    settings = {key: value for key, value in (("model", args.model), ("base_url", args.base_url)) if value}
+    settings = chat_settings(args.llm)
     start = str(args.memory) if args.memory is not None else None
     failures = play_plan(
         args, streams, Conditions(args.steps, limits, settings, start, args.hold_out_family), folder
