@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.charts import Bar, Line, bars, lines
-from experiments.metrics import best_so_far, bootstrap, log_table
+from experiments.metrics import COSTS, best_against, best_so_far, bootstrap, log_table, spent
 from kb_env.types import Episode, Status
 
 #: Resamplings of the intervals in charts.
@@ -50,6 +50,26 @@ def progress(groups: Mapping[str, Sequence[Episode]]) -> list[Line]:
     return found
 
 
+def against(groups: Mapping[str, Sequence[Episode]], name: str) -> list[Line]:
+    """Geometric mean of the best once so much of cost ``name`` was spent, with its band."""
+    totals = {policy: max(spent(e)[name] for e in group) for policy, group in groups.items()}
+    found = []
+    for policy, group in groups.items():
+        if totals[policy] <= 0:
+            continue
+        grid = tuple(float(x) for x in np.linspace(0.0, totals[policy], 25))
+        curves: dict[str, list[Any]] = {}
+        for episode in group:
+            curves.setdefault(episode.task, []).append(np.log(best_against(episode, name, grid)))
+        rows = [
+            bootstrap({task: np.array([c[k] for c in kept]) for task, kept in curves.items()}, ROUNDS)
+            for k in range(len(grid))
+        ]
+        mid, low, high = (tuple(math.exp(row[i]) for row in rows) for i in range(3))
+        found.append(Line(policy, grid, mid, low, high))
+    return found
+
+
 def task_bars(groups: Mapping[str, Sequence[Episode]]) -> list[Bar]:
     """Geometric mean over seeds by task; the interval is over seeds, or the measurement's own for one seed."""
     found = []
@@ -79,16 +99,18 @@ def techniques(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
 
 
 def costs(groups: Mapping[str, Sequence[Episode]]) -> list[dict[str, Any]]:
-    """What each policy spent: steps, evaluations (same binaries charged nothing), seconds, tokens, money."""
+    """What each policy spent in all: steps, evaluations, seconds, tokens, money; ``cached`` are programs seen
+    before, which are charged like others."""
     found = []
     for name, group in groups.items():
-        steps = [step for episode in group for step in episode.steps]
-        row: dict[str, Any] = {"policy": name, "episodes": len(group), "steps": len(steps)}
-        row["evaluations"] = sum(not step.cached for step in steps)
-        row["seconds"] = round(sum(sum(step.seconds.values()) for step in steps), 2)
-        for key in sorted({key for step in steps for key in step.notes}):
-            if key.endswith(("tokens", "usd", "money")) or key == "cost":
-                row[key] = sum(v for s in steps if isinstance(v := s.notes.get(key), (int, float)))
+        each = [spent(episode) for episode in group]
+        row: dict[str, Any] = {"policy": name, "episodes": len(group)}
+        for key in COSTS:
+            total = sum(item[key] for item in each)
+            row[key.replace(" ", "_")] = (
+                int(total) if key in ("steps", "evaluations", "tokens") else round(total, 4)
+            )
+        row["cached"] = sum(step.cached for episode in group for step in episode.steps)
         found.append(row)
     return found
 
@@ -103,13 +125,21 @@ def draw(episodes: Sequence[Episode]) -> dict[str, str]:
     raised = [
         Bar(r["technique"], "raised the best", *[float(r["raised"])] * 3) for r in techniques(episodes)[:20]
     ]
-    spent = [Bar(r["policy"], "evaluations", *[r["evaluations"] / r["episodes"]] * 3) for r in costs(groups)]
-    return {
+    paid = [Bar(r["policy"], "evaluations", *[r["evaluations"] / r["episodes"]] * 3) for r in costs(groups)]
+    found = {
         "fast_p": lines(f"fast_p ({source})", ("p", "share of episodes faster than p"), fast_p(groups)),
         "best_so_far": lines(
             f"best so far ({source}), 95 % bands", ("steps", "speedup over initial"), progress(groups)
         ),
         "tasks": bars(f"final best by task ({source})", "speedup over initial", task_bars(groups)),
         "techniques": bars("technique use", "steps", used + raised),
-        "cost": bars("cost of an episode", "evaluations", spent),
+        "cost": bars("cost of an episode", "evaluations", paid),
     }
+    for name in ("evaluations", "device seconds", "tokens"):
+        curves = against(groups, name)
+        # On the simulator it is the simulator's own time that was spent.
+        shown = name if "measured" in source else name.replace("device", "simulator")
+        if curves:
+            title = f"best by {shown} ({source}), 95 % bands"
+            found[f"best_by_{name.replace(' ', '_')}"] = lines(title, (shown, "speedup over initial"), curves)
+    return found

@@ -10,11 +10,16 @@ import base64
 import dataclasses
 import difflib
 import hashlib
+import itertools
 import json
 import math
+import shutil
+import subprocess
+import tempfile
 import time
 import unicodedata
-from collections.abc import Sequence
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,9 +28,10 @@ import jinja2
 import tyro
 
 from experiments.figures import by_policy, costs, draw, task_bars, techniques
-from experiments.run_folder import RunFolder, episode_name, unified_diff
+from experiments.metrics import Summary, summarize
+from experiments.run_folder import RunFolder, episode_name, lean, unified_diff
 from kb_env.files import write_atomic
-from kb_env.types import Episode, StepRecord
+from kb_env.types import Episode, KbError, StepRecord
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,16 @@ class Args:
     """a run folder made by kb run or kb compare"""
     watch: bool = False
     """write the page again whenever an episode is added, until interrupted"""
+    png: bool = False
+    """write the charts as PNG as well (needs Chromium)"""
     every: float = 5.0
     """seconds between looks, with --watch"""
     json: bool = False
     """print one JSON object as the last line"""
 
 
+#: Episodes whose steps are on the page; of more, the table has the rows and the folder the rest.
+DETAILED = 250
 #: Characters shown of one action, diff or feedback; the whole is in the episode's file.
 SHOWN = 12_000
 
@@ -90,7 +100,8 @@ def step_facts(step: StepRecord) -> dict[str, Any]:
         "feedback": step.feedback,
         "limiter": evaluation.limiter if evaluation else None,
         "cached": step.cached,
-        "notes": dict(step.notes),
+        "prompt": str(step.notes.get("prompt", "")),
+        "notes": {name: value for name, value in step.notes.items() if name != "prompt"},
     }
 
 
@@ -145,8 +156,23 @@ def filters(episodes: Sequence[Episode]) -> list[tuple[str, int, list[str]]]:
     ]
 
 
-def render(facts: dict[str, Any], episodes: Sequence[Episode], refresh: float | None) -> str:
-    """The page's text; with ``refresh`` the browser loads it again after so many seconds."""
+def row_facts(episode: Episode) -> dict[str, Any]:
+    """What the table of episodes shows of one."""
+    return {
+        "name": episode_name(episode.task, episode.policy, episode.seed),
+        "task": episode.task,
+        "policy": episode.policy,
+        "seed": episode.seed,
+        "best": episode.best_speedup,
+        "steps": len(episode.steps),
+        "ended": episode.ended,
+    }
+
+
+def render(
+    facts: dict[str, Any], episodes: Sequence[Episode], detailed: Iterable[Episode], refresh: float | None
+) -> str:
+    """The page's text, with the steps of ``detailed``; with ``refresh`` the browser loads it again."""
     templates = Path(__file__).parent / "templates"
     script = (templates / "report.js").read_text()
     environment = jinja2.Environment(
@@ -157,8 +183,10 @@ def render(facts: dict[str, Any], episodes: Sequence[Episode], refresh: float | 
     )
     return environment.get_template("report.html").render(
         facts=facts,
-        episodes=[episode_facts(episode) for episode in episodes],
+        rows=[row_facts(episode) for episode in episodes],
+        episodes=[episode_facts(episode) for episode in detailed],
         sources=sorted({episode.source for episode in episodes}),
+        policies=sorted(summaries(episodes), key=lambda row: -row.geomean),
         charts=draw(episodes),
         tasks=task_bars(by_policy(episodes)),
         costs=costs(by_policy(episodes)),
@@ -171,11 +199,24 @@ def render(facts: dict[str, Any], episodes: Sequence[Episode], refresh: float | 
 
 def write_report(folder: RunFolder, refresh: float | None = None) -> Path:
     """Write the page, summary.json and the charts; returns the page's path."""
-    episodes = list(folder.episodes())
-    page = render(folder.facts(), episodes, refresh)
+    episodes = [lean(episode) for episode in folder.episodes()]
+    detailed = itertools.islice(folder.episodes(), DETAILED)
+    page = render(folder.facts(), episodes, detailed, refresh)
     write_atomic(folder.path / "report.html", page.encode("utf-8", "replace"))
     for name, svg in draw(episodes).items():
         write_atomic(folder.path / "charts" / f"{name}.svg", visible_svg(svg))
+    write_atomic(folder.path / "summary.json", json.dumps(summary(episodes), indent=1).encode())
+    return folder.path / "report.html"
+
+
+def summaries(episodes: Sequence[Episode]) -> list[Summary]:
+    """A row per policy."""
+    steps = max((len(episode.steps) for episode in episodes), default=0)
+    return [summarize(name, group, steps) for name, group in by_policy(episodes).items()]
+
+
+def summary(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """The numbers of the page as plain data; absent is null."""
     keys = ("task", "policy", "seed", "device", "source", "trust", "ended")
     rows = [
         {key: getattr(episode, key) for key in keys}
@@ -184,14 +225,40 @@ def write_report(folder: RunFolder, refresh: float | None = None) -> Path:
         for episode in episodes
     ]
     groups = by_policy(episodes)
-    summary = {
+    policies = [dataclasses.asdict(row) for row in summaries(episodes)]
+    for policy in policies:
+        policy.update({k: None for k, v in policy.items() if isinstance(v, float) and math.isnan(v)})
+    return {
+        "policies": policies,
         "episodes": rows,
         "tasks": [dataclasses.asdict(bar) for bar in task_bars(groups)],
         "techniques": techniques(episodes),
         "costs": costs(groups),
     }
-    write_atomic(folder.path / "summary.json", json.dumps(summary, indent=1).encode())
-    return folder.path / "report.html"
+
+
+def write_png(svg: Path) -> Path:
+    """A chart as PNG beside its SVG file, drawn by Chromium.
+
+    Raises:
+        KbError: if there is none, or it does not draw.
+    """
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        raise KbError("no Chromium on this machine: install it, or use the charts as SVG")
+    _, _, width, height = ElementTree.parse(svg).getroot().attrib["viewBox"].split()
+    png = svg.with_suffix(".png")
+    with tempfile.TemporaryDirectory() as profile:
+        # The file holds only what this module drew; as root Chromium has no sandbox of its own.
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        command += ["--force-device-scale-factor=2", "--hide-scrollbars", f"--user-data-dir={profile}"]
+        command += [f"--window-size={width},{height}", f"--screenshot={png.resolve()}"]
+        found = subprocess.run(
+            [*command, svg.resolve().as_uri()], check=False, capture_output=True, timeout=120
+        )
+    if found.returncode or not png.exists():
+        raise KbError(f"{browser} did not draw {svg}: use the charts as SVG")
+    return png
 
 
 def visible_svg(svg: str) -> bytes:
@@ -220,6 +287,9 @@ def main(args: Args) -> int:
         watch(folder, max(args.every, 0.2))
     page = write_report(folder)
     print(page)
+    if args.png:
+        for svg in sorted((args.folder / "charts").glob("*.svg")):
+            print(write_png(svg))
     if args.json:
         print(json.dumps({"report": str(page)}))
     return 0

@@ -18,7 +18,8 @@ function filter() {
     const fits = row.textContent.toLowerCase().includes(wanted) &&
       choices.every((c) => c.value === "" || row.cells[Number(c.dataset.column)].textContent === c.value);
     row.hidden = !fits;
-    document.getElementById(row.dataset.episode).hidden = !fits;
+    const section = document.getElementById(row.dataset.episode);
+    if (section) section.hidden = !fits;
     count += fits ? 1 : 0;
   }
   shown.textContent = String(count);
