@@ -351,6 +351,8 @@ class _Session:
         run.slots[3] = native.Slot(params.ctypes.data, params.nbytes - 64, None, None, 0, None)
         if sample is not None:
             run.hot = array(2 * native.HOT_WORDS).ctypes.data
+            # Warps take turns at every loop iteration, as on hardware, so that reuse distances mean something.
+            run.slice, run.rounds = 1, 4096
         block_counts, sites = array(2 * len(code.flat.blocks)), (native.SiteCount * (len(code.sites) + 1))()
         run.kernel, run.params, run.param_bytes = code.address, params.ctypes.data, params.nbytes
         run.block_counts, run.sites = block_counts.ctypes.data, ctypes.addressof(sites)

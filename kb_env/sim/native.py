@@ -71,7 +71,7 @@ class Run(ctypes.Structure):
         ("barriers", u64), ("max_warp", u64), ("picks", pointer), ("pick_count", u64), ("fault", FaultRecord),
         ("findings", pointer), ("finding_count", u32), ("finding_room", u32), ("text", pointer), ("text_used", u64),
         ("text_room", u64), ("lane_accesses", u64), ("hot", pointer), ("hot_most", u64), ("first_sectors", u64),
-        ("reuse", u64 * REUSES), ("spare", u64 * 4), ("escape", ctypes.c_uint8 * 1024),
+        ("reuse", u64 * REUSES), ("slice", u64), ("rounds", u64), ("spare", u64 * 2), ("escape", ctypes.c_uint8 * 1024),
     ]  # fmt: skip
 
 

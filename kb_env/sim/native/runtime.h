@@ -82,7 +82,9 @@ struct Run {  // one launch
     u64 hot_most;        // the most lanes that changed one word
     u64 first_sectors;   // sectors that a block loads for the first time
     u64 reuse[REUSES];   // loads of a sector again: by how many loads of a warp lie between
-    u64 spare[4];
+    u64 slice;           // warp instructions before other warps get their turn (0: many)
+    u64 rounds;          // turns of a block before the next ones start beside it (0: 64)
+    u64 spare[2];
     jmp_buf escape;
 };
 

@@ -231,7 +231,7 @@ static u32 turn(Run *run, Block *block) {
         alive = true;
         if (!(warp->live & ~warp->at_barrier)) continue;
         u64 before = warp->executed;
-        warp->limit = before + SLICE;
+        warp->limit = before + (run->slice ? run->slice : SLICE);
         u32 answer = run->kernel(warp);
         moved = true;
         run->used += warp->executed - before;
@@ -256,7 +256,7 @@ struct Active {  // blocks that have started, and finished ones to use again
 
 static void run_blocks(Run *run, Active *state, u32 resident) {
     u64 total = (u64)run->grid[0] * run->grid[1] * run->grid[2];
-    u64 count = run->pick_count ? run->pick_count : total;
+    u64 count = run->pick_count ? run->pick_count : total, rounds = run->rounds ? run->rounds : 64;
     while (state->active_count || state->next < count) {
         // A block runs until it is done or has been turned over often; then the next ones join it.
         if (state->next < count && state->active_count < resident) {
@@ -267,7 +267,7 @@ static void run_blocks(Run *run, Active *state, u32 resident) {
         }
         for (u32 i = 0; i < state->active_count;) {
             u32 answer = 1;
-            for (u32 round = 0; answer && round < 64; round++) answer = turn(run, state->active[i]);
+            for (u64 round = 0; answer && round < rounds; round++) answer = turn(run, state->active[i]);
             if (answer) {
                 i++;
                 continue;
