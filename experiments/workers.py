@@ -32,6 +32,8 @@ from kb_env.types import Episode, Evaluation, KbError
 REPEATS = 3
 #: A worker that neither waits for a device nor says anything for so long is taken for hung (seconds).
 SILENCE = 1800.0
+#: How long a worker may take to start (seconds).
+START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class _Worker:
     tries: int = 0
     heard: float = 0.0
     measuring: bool = False
+    started: bool = False
 
 
 def _serve(pipe: Connection, crew: Crew, parent: int) -> None:
@@ -61,6 +64,7 @@ def _serve(pipe: Connection, crew: Crew, parent: int) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is the parent's to handle
     evaluator = _evaluator(pipe, crew)
+    pipe.send(("started", None))
     try:
         while True:
             try:
@@ -173,7 +177,8 @@ class WorkerPool:
 
     def _hung(self, worker: _Worker) -> bool:
         busy = worker.stream is not None and not worker.measuring
-        return busy and time.monotonic() - worker.heard > self._silence
+        limit = self._silence if worker.started else START_SECONDS
+        return busy and time.monotonic() - worker.heard > limit
 
     def _hear(self, worker: _Worker, crew: Crew) -> Iterator[tuple[Stream, Episode | str]]:
         """One message of a worker, or its death."""
@@ -188,7 +193,9 @@ class WorkerPool:
             yield from self._replace(worker, crew, "died")
             return
         worker.heard = time.monotonic()
-        if word == "measure":
+        if word == "started":
+            worker.started = True
+        elif word == "measure":
             worker.measuring = True
             self._asked.put(lambda device: _answer(worker, device, *body))
         elif word == "episode":
