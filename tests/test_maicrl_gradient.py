@@ -25,7 +25,8 @@ from memory.knowledge import Knowledge
 from memory.starter import starter
 from memory.store import Memory
 from policies.chat import Limits
-from policies.maicrl_gradient import evaluate, extremes, revert, split_steps, try_out, updates
+from policies.maicrl_evaluation import evaluate, extremes, split_steps
+from policies.maicrl_gradient import revert, try_out, updates
 from policies.maicrl_updates import Context, read_signature, read_update
 
 WRONG = Operation("belief", "tiling", signature="latency", value=1.5, weight=4.0, author="planted")
