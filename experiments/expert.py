@@ -1,8 +1,9 @@
 """``kb bench expert``: plumbing. A scripted expert drives the learning of ``maicrl``; no model, no claim.
 
 The expert's answers are written by us (experiments/expert_moves.py); everything else is real: HTTP,
-prompts, checks, draws, programs on the simulator, memory, textual gradient. Two arms play the same
-seeds: one learns between rounds, one keeps the starting memory. Three questions, each with its control:
+prompts, checks, draws, programs on the simulator, memory, textual gradient. Three arms play the same
+seeds: one learns between rounds, one learns from outcomes alone (no textual gradient), and the control
+keeps the starting memory. Three questions:
 
 - does what was learned in a round change what the next one draws, for the same program?
 - do the gains that are predicted come closer to those that are found?
@@ -177,11 +178,12 @@ def row_of(arm: Arm, played: Played, first: dict[str, dict[str, float]]) -> Row:
 
 
 def play(args: Args, evaluator: Evaluator, url: str, tasks: tuple[str, ...]) -> list[Row]:
-    """Both arms, round by round."""
+    """All arms, round by round."""
     conditions = Conditions(args.steps, {}, {"model": "scripted", "base_url": url}, inputs_seed=0)
     plan = Rounds("maicrl", tasks, args.rounds, args.seeds, conditions, (*starter(), PLANTED))
     folder, rows = RunFolder(args.out), []
-    for arm in (Arm("learning"), Arm("control", learns=False)):
+    arms = (Arm("learning"), Arm("outcomes", settings={"gradient": False}), Arm("control", learns=False))
+    for arm in arms:
         first: dict[str, dict[str, float]] = {}
         for played in play_arm(arm, plan, evaluator, folder):
             first = first or mean_chances(played.episodes)

@@ -79,13 +79,14 @@ def test_maicrl_learns_on_the_simulator(tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.main(["bench", "expert", *words, "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [(row["arm"], row["round"]) for row in rows] == [
-        (a, n) for a in ("learning", "control") for n in (0, 1)
+        (a, n) for a in ("learning", "outcomes", "control") for n in (0, 1)
     ]
-    learning, control = rows[1], rows[3]
-    assert learning["operations"] > 0 and learning["rejected"] > 0 and control["operations"] == 0
+    learning, outcomes, control = rows[1], rows[3], rows[5]
+    assert learning["operations"] > 0 and outcomes["operations"] == control["operations"] == 0
+    assert sum(row["rejected"] for row in rows[:2]) > 0
     assert control["shift"] < 0.15 < learning["shift"] and control["planted"] > 2.5
     episodes = list(RunFolder(tmp_path).episodes())
-    assert len(episodes) == 4 and {step.status for e in episodes for step in e.steps} & {Status.TIMED}
+    assert len(episodes) == 6 and {step.status for e in episodes for step in e.steps} & {Status.TIMED}
     assert all(episode.source == "modelled" for episode in episodes)
 
 
