@@ -132,6 +132,7 @@ class WorkerPool:
             threading.Thread(target=self._measure_for, args=(d,), daemon=True) for d in self.devices
         ]
         self._workers: list[_Worker] = []
+        self._stillborn = 0
 
     def __enter__(self) -> WorkerPool:
         for thread in self._threads:
@@ -212,6 +213,10 @@ class WorkerPool:
         stream, done, tries = worker.stream, worker.done, worker.tries + 1
         assert stream is not None
         _end(worker)
+        if not worker.started:
+            self._stillborn += 1
+            if self._stillborn >= REPEATS:
+                raise KbError(f"{REPEATS} workers died as they started: what they print says why")
         fresh = self._start(crew)
         self._workers[self._workers.index(worker)] = fresh
         if tries < REPEATS:
