@@ -15,6 +15,7 @@ from typing import Any
 from experiments.expert_moves import PREDICTIONS, REFUSAL, SCRIPTS, programs
 from kb_env.edits import diff_action
 from memory.starter import TECHNIQUES
+from policies.fitting import unnumbered
 from policies.maicrl_words import GAP_ROLE, LOWER_ROLE, PLAN_ROLE
 from policies.moves import moves
 
@@ -49,12 +50,13 @@ class Expert:
         task, program = _TASK.search(prompt), _PROGRAM.search(prompt)
         if task is None or program is None or task[1] not in SCRIPTS:
             return "I do not know this task."
+        text = unnumbered(program[2])
         if role == PLAN_ROLE:
-            return plan(task[1], program[2])
+            return plan(task[1], text)
         technique = _TECHNIQUE.search(prompt)
         if role != LOWER_ROLE or technique is None:
             return "I do not know what is asked."
-        return lower(task[1], program[2], technique[1], "## Failed attempt" in prompt)
+        return lower(task[1], text, technique[1], "## Failed attempt" in prompt)
 
 
 def nearest(task: str, text: str) -> str:

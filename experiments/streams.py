@@ -29,7 +29,7 @@ from memory.store import Memory
 from policies.policy import make_policy, takes
 
 #: Policies that are given a memory.
-WITH_MEMORY = ("recall", "refine", "maicrl", "evolve")
+WITH_MEMORY = ("recall", "oneshot", "refine", "maicrl", "evolve")
 
 
 @dataclass(frozen=True)

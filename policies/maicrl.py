@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from kb_env.edits import BadEdit, apply_edits, diff_action, parse_action
-from kb_env.types import Episode, Program, Task
+from kb_env.edits import diff_action
+from kb_env.types import Episode, Task
 from memory.entries import Holdout, Situation
 from memory.knowledge import Knowledge
 from memory.signature import signature
@@ -39,6 +39,7 @@ from policies.maicrl_words import (
     technique_part,
 )
 from policies.situation import observed_profile
+from policies.turn import DECLINED, NO_EDIT, lowered
 
 #: What is tried without a plan: the model's own idea.
 OWN_IDEA = Proposal("own idea", guidance="Make the change that you think gains most.")
@@ -273,19 +274,3 @@ class Maicrl:
 
     def load(self, folder: Path) -> None:
         """What is learned is in the memory, on disk already."""
-
-
-#: The action for an answer that holds no usable edit: it costs a step, like any other failed edit.
-NO_EDIT = "The model's answer holds no edit of the program it was asked about."
-DECLINED = "the model declined to change the program"
-
-
-def lowered(answer: str, base: Program) -> tuple[str | None, str]:
-    """The program that an answer makes of ``base``, or None and why there is none."""
-    try:
-        parsed = parse_action(answer, base.language)
-        if parsed.kind in ("submit", "revert"):
-            return None, DECLINED
-        return apply_edits(base.text, parsed.edits), ""
-    except BadEdit as error:
-        return None, f"BAD_EDIT: {error}"

@@ -24,7 +24,9 @@ POLICIES: dict[str, str] = {
     "tune": "policies.tune:Tune",
     "script": "policies.script:Script",
     "recall": "policies.recall:Recall",
+    "oneshot": "policies.oneshot:Oneshot",
     "refine": "policies.refine:Refine",
+    "evolve": "policies.evolve:Evolve",
     "maicrl": "policies.maicrl:Maicrl",
 }
 

@@ -1,8 +1,8 @@
 """Policy ``refine``: a language model improves the program step by step from feedback alone.
 
-Each step is one request: the task, the current program, the outcome of the last step, the profile,
-the steps so far and, with a memory, similar situations that were remembered. The raw answer is the
-action. An answer that holds no action costs a step and comes back as its feedback.
+Each step is one request: the task, the current program, where the episode stands, the outcome of the
+last step, the profile, the steps so far and, with a memory, similar situations that were remembered.
+The answer is the action. One that holds no action costs a step and comes back as its feedback.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from kb_env.types import Episode, Task
+from kb_env.types import Episode, Program, Task
 from memory.entries import Holdout
 from memory.store import Memory
 from policies import render
 from policies.chat import BudgetSpent, Chat, Settings, chat_of
 from policies.situation import observed_situation
+from policies.turn import as_action, cost_notes
 
 
 class Refine:
@@ -40,45 +41,42 @@ class Refine:
         self.memory = memory
         self._task: Task | None = None
         self._notes: dict[str, str | float] = {}
+        self._finish = ""
 
     def begin(self, task: Task, rng: np.random.Generator) -> None:
         self._task = task
         self._notes = {}
+        self._finish = ""
         self.chat.begin(rng)
 
     def act(self, observation: Mapping[str, Any], history: Episode) -> str:
         before = self.chat.usage
+        prompt = self.prompt(observation, history)
         try:
-            answer = self.chat.ask(self.messages(observation, history))[0]
+            answer = self.chat.ask(prompt.messages)[0]
         except BudgetSpent as spent:
             self._notes = {"stopped": str(spent)}
             return "submit"
-        used = self.chat.usage
-        self._notes = {
-            "prompt_tokens": float(used.prompt_tokens - before.prompt_tokens),
-            "answer_tokens": float(used.answer_tokens - before.answer_tokens),
-            "money": used.money - before.money,
-            "finish": answer.finish,
-        }
-        return answer.text
+        self._notes = cost_notes(prompt, answer, self.chat.usage - before)
+        self._finish = answer.finish
+        return as_action(
+            answer.text, Program(history.task, str(observation["source"]), history.initial.language)
+        )
 
-    def messages(self, observation: Mapping[str, Any], history: Episode) -> list[dict[str, str]]:
-        """The whole prompt of a step."""
+    def prompt(self, observation: Mapping[str, Any], history: Episode) -> render.Prompt:
+        """The whole request of a step."""
         parts = [
             render.task_part(observation),
             render.source_part(str(observation["source"])),
+            render.standing_part(observation),
             render.profile_part(observation),
             render.history_part(history),
-            render.feedback_part(observation),
+            render.feedback_part(observation, self._finish),
         ]
         if self.memory is not None and self._task is not None:
             place = observed_situation(self._task, observation, history.device)
             parts.append(render.recollections_part(self.memory.recall(place, 4)))
-        text = render.fit(parts, self.chat.prompt_tokens)
-        return [
-            {"role": "system", "content": render.ROLE},
-            {"role": "user", "content": f"{text}\n\n{render.ANSWER_FORMAT}"},
-        ]
+        return render.prompt(parts, self.chat.prompt_tokens)
 
     def notes(self) -> Mapping[str, str | float]:
         return dict(self._notes)

@@ -1,23 +1,29 @@
 """Facts to words: the one place where prompts are worded, a function a fact.
 
-Each function returns a part; :func:`fit` puts parts together within a token budget and says what
+Each function returns a part; :func:`fitted` puts parts together within a token budget and says what
 it left out. Candidate text is fenced and quoted as data; nothing in it can close its fence.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kb_env.types import PROFILE_NAMES, Episode, Profile, Status, StepRecord
 from memory.entries import Recollection
 from memory.knowledge import Posterior
+from policies.fitting import CHARACTERS_PER_TOKEN as CHARACTERS_PER_TOKEN
+from policies.fitting import Part as Part
+from policies.fitting import fenced, first_line, fitted, listed, numbered
+from policies.fitting import fit as fit
+from policies.fitting import shortened as shortened
+from policies.fitting import tokens_of as tokens_of
 from policies.situation import observed_profile
-
-#: Characters a token stands for when budgets are planned; servers count for themselves.
-CHARACTERS_PER_TOKEN = 3.5
 
 ROLE = (
     "You optimize CUDA programs. Each answer is one change to the current program; it is compiled, checked against "
@@ -26,7 +32,7 @@ ROLE = (
 
 ANSWER_FORMAT = """Say in one or two sentences what you change and why, then give the change as one or more blocks:
 <<<<<<< SEARCH
-lines copied exactly from the current program, enough to be unique
+lines copied exactly from the current program (without the line numbers), enough to be unique
 =======
 the lines that replace them
 >>>>>>> REPLACE
@@ -34,64 +40,84 @@ Or give the whole new program in one ```cuda fence. Answer `revert` to go back t
 
 
 @dataclass(frozen=True)
-class Part:
-    """A titled piece of a prompt. Lower ``rank`` stays longer when space is short; ``limit`` in tokens."""
+class Prompt:
+    """A whole request and where its tokens go; ``Instructions`` are what is the same in every request."""
 
-    title: str
-    text: str
-    rank: int
-    limit: int
+    messages: list[dict[str, str]]
+    tokens: Mapping[str, int]
 
 
-def tokens_of(text: str) -> int:
-    return math.ceil(len(text) / CHARACTERS_PER_TOKEN)
-
-
-def shortened(text: str, limit: int) -> str:
-    """The text within ``limit`` tokens: its head and tail, and how much was left out between."""
-    room = int(limit * CHARACTERS_PER_TOKEN)
-    if len(text) <= room:
-        return text
-    head = room * 2 // 3
-    left = len(text) - room
-    return f"{text[:head]}\n[... {left} characters left out ...]\n{text[len(text) - (room - head) :]}"
-
-
-def fit(parts: Sequence[Part], budget: int) -> str:
-    """Parts in the order given, within ``budget`` tokens; parts left out are named."""
-    kept: dict[int, str] = {}
-    left, dropped = budget, []
-    for place, part in sorted(enumerate(parts), key=lambda item: item[1].rank):
-        if not part.text:
-            continue
-        text = shortened(part.text, min(part.limit, left))
-        if tokens_of(part.text) > left and left < 64:
-            dropped.append(part.title)
-            continue
-        kept[place] = f"## {part.title}\n{text}"
-        left -= tokens_of(kept[place])
-    note = [f"(left out for lack of space: {', '.join(dropped)})"] if dropped else []
-    return "\n\n".join([kept[place] for place in sorted(kept)] + note)
-
-
-def fenced(text: str) -> str:
-    """Text in a fence longer than any it contains."""
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}cuda\n{text}\n{fence}"
+def prompt(parts: Sequence[Part], budget: int, role: str = ROLE, form: str = ANSWER_FORMAT) -> Prompt:
+    """The request for an answer of ``form``, its parts within ``budget`` tokens."""
+    found = fitted(parts, budget)
+    messages = [
+        {"role": "system", "content": role},
+        {"role": "user", "content": f"{found.text}\n\n{form}"},
+    ]
+    return Prompt(messages, {"Instructions": tokens_of(role) + tokens_of(form), **found.tokens})
 
 
 def source_part(text: str, title: str = "Current program") -> Part:
-    return Part(title, fenced(text), 0, 12_000)
+    return Part(title, fenced(numbered(text)), 0, 12_000)
 
 
 def task_part(observation: Mapping[str, Any]) -> Part:
     return Part("Task", str(observation["task"]), 1, 1500)
 
 
-def feedback_part(observation: Mapping[str, Any]) -> Part:
-    return Part("Outcome of the last step", str(observation["feedback"]), 2, 1500)
+def standing_part(observation: Mapping[str, Any]) -> Part:
+    """Where the episode stands: how fast the current program is, the best one, and what is left."""
+    speed, best = (float(np.max(observation[name])) for name in ("speedup", "best_speedup"))
+    lines = [f"{float(np.max(observation['steps_left'])):.0f} steps are left. Best so far: {best:.3f} times."]
+    if speed > 0:
+        lines.append(f"The current program runs {speed:.3f} times as fast as the initial one.")
+    if str(observation["source"]) != str(observation["best_source"]):
+        lines.append("The current program is not the best one; `revert` goes back to that.")
+    return Part("Standing", " ".join(lines), 1, 200)
+
+
+def feedback_part(observation: Mapping[str, Any], finish: str = "") -> Part:
+    """What came of the last step; ``finish`` is how the last answer ended."""
+    text = feedback_words(str(observation["feedback"]))
+    cut_off = (
+        "\nYour last answer was cut off at its length limit: keep it short." if finish == "length" else ""
+    )
+    return Part("Outcome of the last step", f"{fenced(text, '')}{cut_off}", 2, 1500)
+
+
+def feedback_words(feedback: str) -> str:
+    """The environment's facts, without the profile (it has a part of its own) and a compiler's chatter."""
+    if feedback.startswith("BUILD_FAILED"):
+        return compile_words(feedback)
+    return "\n".join(line for line in feedback.splitlines() if not line.startswith("Profile ("))
+
+
+#: Lines of a compiler's log that open a message, and most errors that are told.
+_ERROR = re.compile(r"\b(?:fatal )?error\b|undefined reference|unresolved extern", re.IGNORECASE)
+_MESSAGE = re.compile(r"^\S+\(\d+\): |^\S+:\d+:\d*:? ")
+MOST_ERRORS = 6
+
+
+def compile_words(log: str) -> str:
+    """A compiler's log cut to its errors with the lines quoted below each; what is left out is counted."""
+    lines = re.sub(r"^\S*/(?=[\w.-]+[(:]\d)", "", log, flags=re.MULTILINE).splitlines()
+    kept: list[str] = []
+    errors = 0
+    inside = False
+    for line in lines:
+        if _ERROR.search(line) and not re.match(r"\d+ errors? detected", line.strip()):
+            errors += 1
+            inside = errors <= MOST_ERRORS
+        elif not line.strip() or _MESSAGE.match(line):
+            inside = False
+        if inside and line.strip():
+            kept.append(line)
+    if not kept:
+        return log
+    head = [] if lines[0] in kept else [lines[0]]
+    rest = len([line for line in lines if line.strip()]) - len(kept) - len(head)
+    note = [f"({errors} errors in all; {rest} other lines left out)"] if rest > 0 else []
+    return "\n".join([*head, *kept, *note])
 
 
 #: Profile field, condition, statement. The first matching statement per field is told.
@@ -150,35 +176,34 @@ def profile_part(observation: Mapping[str, Any], raw_only: bool = False) -> Part
 
 def step_words(step: StepRecord) -> str:
     """One earlier step in a line or two."""
-    first = step.action.strip().splitlines()[0][:100] if step.action.strip() else "empty answer"
-    what = str(step.notes.get("technique", "")) or first
+    what = str(step.notes.get("technique", "")) or first_line(step.action, 100) or "empty answer"
     if step.status is Status.TIMED and step.speedup is not None:
         return f"{step.index + 1}. {what}: verified, {step.speedup:.3f} times as fast as the initial program"
-    reason = step.feedback.strip().splitlines()[0][:200] if step.feedback.strip() else ""
-    return f"{step.index + 1}. {what}: {step.status}. {reason}"
+    return f"{step.index + 1}. {what}: {step.status}. {first_line(step.feedback, 200)}"
 
 
 def history_part(history: Episode, last: int = 12) -> Part:
-    lines = [step_words(step) for step in history.steps[-last:]]
+    """The last steps; how many came before them is said."""
+    before = max(0, len(history.steps) - last)
+    lines = [f"({before} earlier steps left out)"] if before else []
+    lines += [step_words(step) for step in history.steps[before:]]
     return Part("Steps so far", "\n".join(lines), 4, 1200)
 
 
 def recollection_words(item: Recollection) -> str:
     """A remembered step: where, what, and what came of it."""
     record = item.record
-    reason = record.message.strip().splitlines()[0][:160] if record.message.strip() else ""
-    outcome = f"failed, {record.status}: {reason}"
+    outcome = f"failed, {record.status}: {first_line(record.message, 160)}"
     if record.gain is not None:
         outcome = f"{math.exp(record.gain):.2f} times as fast ({record.source})"
     what = record.technique or "edit"
     head = f"- {record.task} on {record.device} (similarity {item.similarity:.2f}), {what}: {outcome}"
-    return f"{head}\n{shortened(record.action, 220)}"
+    return f"{head}\n{fenced(shortened(record.action, 220), '')}"
 
 
 def recollections_part(found: Sequence[Recollection]) -> Part:
-    return Part(
-        "Similar situations remembered", "\n".join(recollection_words(item) for item in found), 6, 2500
-    )
+    words = listed([recollection_words(item) for item in found], 2500)
+    return Part("Similar situations remembered", words, 6, 2500)
 
 
 def ranking_words(item: Posterior, guidance: str) -> str:
@@ -188,6 +213,35 @@ def ranking_words(item: Posterior, guidance: str) -> str:
 
 
 def rankings_part(ranked: Sequence[tuple[Posterior, str]]) -> Part:
-    return Part(
-        "Techniques by what is known of them", "\n".join(ranking_words(*item) for item in ranked), 5, 1500
-    )
+    words = listed([ranking_words(*item) for item in ranked], 1500)
+    return Part("Techniques by what is known of them", words, 5, 1500)
+
+
+CROSSOVER_ROLE = (
+    f"{ROLE} You are shown a second program for the same task: bring what is good in it into the "
+    "current program."
+)
+
+
+def elite_part(speedup: float, profile: Profile | None) -> Part:
+    """How a program of a population fares: its speed and what limits it."""
+    words = f"\n{profile_words(profile)}" if profile is not None else ""
+    text = f"It runs {speedup:.3f} times as fast as the initial one.{words}"
+    return Part("Speed and profile of the current program", text, 3, 800)
+
+
+def mate_part(text: str, speedup: float) -> Part:
+    title = f"Second program ({speedup:.3f} times as fast as the initial one)"
+    return Part(title, fenced(numbered(text)), 2, 6000)
+
+
+def population_part(cells: Mapping[str, float]) -> Part:
+    """What programs of other kinds have reached, by what limits them."""
+    lines = [f"- limited by {cell}: {speedup:.3f} times" for cell, speedup in cells.items()]
+    return Part("The best of each kind so far", listed(lines, 400), 5, 400)
+
+
+def failures_part(failures: Sequence[str]) -> Part:
+    """What was tried on this program and failed, the latest first."""
+    items = [fenced(shortened(words, 300), "") for words in reversed(failures)]
+    return Part("Changes of this program that failed: do not repeat them", listed(items, 1200), 4, 1200)

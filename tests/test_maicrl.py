@@ -23,6 +23,7 @@ from memory.knowledge import Knowledge
 from memory.starter import starter
 from memory.store import Memory
 from policies.chat import Chat, Limits, Settings
+from policies.fitting import numbered
 from policies.maicrl import Maicrl, Options
 from policies.maicrl_answers import read_plan, technique_name
 from policies.maicrl_choice import Candidate, Proposal, believe, choose, read_log
@@ -130,7 +131,7 @@ def test_trajectories_begin_at_the_start_and_the_best_is_kept(model: Model, url:
     episode = run(policy(url, memory, trajectories=2), steps=4)
     assert [step.notes["trajectory"] for step in episode.steps] == [0, 0, 1, 1]
     assert episode.steps[2].notes["base_key"] == episode.initial.key
-    assert TASK.source in model.prompts("plan")[2] and episode.best_speedup == pytest.approx(4.0)
+    assert numbered(TASK.source) in model.prompts("plan")[2] and episode.best_speedup == pytest.approx(4.0)
     memory.learn(episode, TASK, now=0.0)
     gains = [memory.experience(row).gain for row in range(4)]  # each against the program it edited
     assert gains == pytest.approx([math.log(4), math.log(250 / 400), math.log(1.25), math.log(1.6)])
