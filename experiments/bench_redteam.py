@@ -81,6 +81,7 @@ class Result:
     #: the referee's two findings, in microseconds
     referee_us: float | None = None
     slope_us: float | None = None
+    slope_limit_us: float | None = None
 
 
 def read_candidate(path: Path, honest: bool) -> Candidate:
@@ -176,7 +177,7 @@ def run_all(
             low = found.speedup_low
             seconds = round(time.monotonic() - started, 3)
             told = found.message.strip()[:300]
-            looks = [_number(found.health.get(name)) for name in ("referee_us", "slope_us")]
+            looks = [_number(found.health.get(name)) for name in ("referee_us", "slope_us", "slope_limit_us")]
             yield Result(
                 item.name, item.honest, judge(item, found), str(found.status), low, seconds, told, *looks
             )

@@ -132,7 +132,7 @@ class Bench:
         #: how much longer the host clock found the candidate than its events did, beyond the baseline's: in
         #: single runs, and by the slope of batches (NaN where there were none)
         self.referee_us = 0.0
-        self.slope_us = math.nan
+        self.slope_us = self.slope_limit_us = math.nan
         #: pairs thrown away because the host was too slow
         self.exposed = 0
 

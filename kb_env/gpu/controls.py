@@ -35,8 +35,8 @@ class Controls:
     second_look: bool = True
     baseline_agrees: bool = True
     floor: bool = True
-    #: The host clock's disagreement is always recorded (health: referee_us, slope_us); this lets it reject.
-    referee: bool = False
+    #: the host clock's two looks at the events' times; off: batches are not run, single runs only recorded
+    referee: bool = True
     proof: bool = True
     share: bool = True
     check_runs: int = 2

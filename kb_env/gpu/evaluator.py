@@ -153,7 +153,7 @@ class GpuEvaluator:
         health |= self._health("after", oracle)
         health |= {"memory": bench.shared, "exposed": float(bench.exposed), "referee_us": bench.referee_us}
         if math.isfinite(bench.slope_us):
-            health["slope_us"] = bench.slope_us
+            health |= {"slope_us": bench.slope_us, "slope_limit_us": bench.slope_limit_us}
         return self._evaluation(
             prepared, session.fault, session.verification, session.timings, session.profile, seconds, health
         )

@@ -17,12 +17,17 @@ from kb_env.gpu.bench import BASELINE, CANDIDATE, Bench
 from kb_env.gpu.protocol import Checked
 from kb_env.types import Case
 
-#: Single runs: waking up from the wait scatters by a few microseconds, and a dirty L2 by a few more.
+#: Single runs: waking up from the wait scatters by a few microseconds, and a dirty L2 by a few more. Seventy
+#: honest programs on an H200 were within 8 us, one of several milliseconds within 32 us.
 SINGLE_SLACK_US, SHARE = 25.0, 0.1
-#: Slope: beside the time in which one L2 full of dirty lines is written back, which events do not see.
-SLOPE_SLACK_US = 5.0
+#: Slope: beside the time in which one L2 full of dirty lines is written back, which events do not see. Wide:
+#: back to back, long kernels run at other clocks than between pauses.
+SLOPE_SLACK_US, SLOPE_SHARE = 40.0, 0.35
 #: Times that each batch is run; the shortest counts, since nothing makes a host clock read too little.
 REPEATS = 3
+#: Slopes that are taken before the host clock is believed to disagree: a process that starts beside them
+#: disturbs one or two, and what a program hides is there each time.
+TRIES = 4
 #: Batches that may be spoilt by a slow host before the slope is given up.
 SPOILT_LIMIT = 3
 BATCH_SECONDS = 5.0
@@ -56,6 +61,17 @@ def slopes(
     """Judge batches; None where they cannot be had (see :meth:`Bench.open`) or the host is too slow for them."""
     if bench.slots < 2:
         return None
+    found: Finding | None = None
+    for _ in range(TRIES):
+        found = _try_slopes(bench, case, times, device)
+        if found is None or found.verdict is not None or found.agreed:
+            break
+    return found
+
+
+def _try_slopes(
+    bench: Bench, case: Case, times: tuple[list[float], list[float]], device: Device | None
+) -> Finding | None:
     alone = _slope(bench, None, case)
     if alone is None:
         return None
@@ -80,7 +96,7 @@ def slopes(
 def slope_limit(times: tuple[list[float], list[float]], device: Device | None) -> float:
     """Largest difference of the lags of two honest programs, in microseconds."""
     write_back = device.l2_bytes / (device.dram_gbps * device.dram_efficiency * 1e3) if device else 25.0
-    return SLOPE_SLACK_US + write_back + SHARE * _longest(times)
+    return SLOPE_SLACK_US + write_back + SLOPE_SHARE * _longest(times)
 
 
 def _slope(bench: Bench, side: int | None, case: Case) -> float | None:

@@ -139,11 +139,11 @@ def _refer(
     """
     found = [singles(times, excess)]
     bench.referee_us = max(bench.referee_us, found[0].extra_us, key=abs)
-    slope = slopes(bench, case, times, describe(bench.facts))
+    slope = slopes(bench, case, times, describe(bench.facts)) if bench.controls.referee else None
     if slope is not None:
         if slope.verdict is not None:
             _accept(slope.verdict, case, "time")
-        bench.slope_us = slope.extra_us
+        bench.slope_us, bench.slope_limit_us = slope.extra_us, slope.limit_us
         bench.spread_guard()
         found.append(slope)
     for finding in found:
