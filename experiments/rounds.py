@@ -82,9 +82,12 @@ def play_arm(arm: Arm, plan: Rounds, evaluator: Evaluator, folder: RunFolder) ->
             conditions = replace(
                 plan.conditions, settings=settings, memory=str(told) if arm.remembers else None
             )
-            episodes = play_round(streams_of(arm, plan, number), evaluator, conditions, folder)
+            streams = streams_of(arm, plan, number)
+            episodes = play_round(streams, evaluator, conditions, folder)
             if arm.remembers and arm.learns:
-                _remember(memory, [entry for item in episodes for entry in _entries(item, arm.failures)])
+                pairs = zip(streams, episodes, strict=True)
+                new = [_entries(episode, stream.tasks[0], arm.failures) for stream, episode in pairs]
+                _remember(memory, [entry for entries in new for entry in entries])
                 kept = folder.path / "learned" / f"{arm.label}-{number}.msgpack"
                 teach(plan.policy, settings, memory, episodes, kept)
             snapshot = Memory(memory, frozen=True)
@@ -102,9 +105,9 @@ def _remember(memory: Path, entries: Sequence[Entry]) -> None:
     store.close()
 
 
-def _entries(episode: Episode, failures: bool) -> list[Entry]:
+def _entries(episode: Episode, task: str, failures: bool) -> list[Entry]:
     """An episode as entries, without its failed steps where failures are not to be remembered."""
-    found = episode_entries(episode, load_task(episode.task), 0.0)
+    found = episode_entries(episode, load_task(task), 0.0)
     return [
         item for item in found if failures or not isinstance(item, Experience) or item.status == Status.TIMED
     ]

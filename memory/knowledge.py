@@ -132,6 +132,8 @@ class Knowledge:
         self._cells: dict[Cell, dict[str, float | None]] = {}
         self._bulk: dict[Cell, Counts] = {}
         self._cached: dict[Cell, Counts] | None = None
+        self._by_technique: dict[str, list[tuple[Cell, Counts]]] = {}
+        self._version = ""
         self._root_level: Level = ROOT
 
     # -- entries -------------------------------------------------------------------------------
@@ -165,12 +167,15 @@ class Knowledge:
     @property
     def version(self) -> str:
         """Names all that the answers depend on: equal versions give equal answers."""
-        cells = [
-            (cell, sorted(counts.gains), counts.failures)
-            for cell, counts in sorted(self._counts().items())
-            if counts.gains or counts.failures
-        ]
-        return digest(repr((cells, sorted(item.id for item in self.live()))))
+        counted = self._counts()
+        if not self._version:
+            cells = [
+                (cell, sorted(counts.gains), counts.failures)
+                for cell, counts in sorted(counted.items())
+                if counts.gains or counts.failures
+            ]
+            self._version = digest(repr((cells, sorted(item.id for item in self.live()))))
+        return self._version
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -195,7 +200,8 @@ class Knowledge:
         ``source`` is ``measured`` or ``modelled``: the times that the belief is about.
         """
         name, main = self.resolve(technique, held), parts(held)[0]
-        mine = [(cell, counts) for cell, counts in self._counts().items() if cell[1] == name]
+        self._counts()
+        mine = self._by_technique.get(name, [])
         here = [item for item in mine if item[0][2] in (device, "") and item[0][3] in (source, "")]
         chain = (
             [counts for _, counts in mine],
@@ -265,7 +271,9 @@ class Knowledge:
             name = self.resolve(item.subject, item.signature)
             cell = (item.signature, name, item.device, item.source)
             table.setdefault(cell, Counts()).beliefs.append((item.weight, item.value))
-        self._cached = table
+        self._cached, self._version, self._by_technique = table, "", {}
+        for cell, counts in table.items():
+            self._by_technique.setdefault(cell[1], []).append((cell, counts))
         # What is believed of one technique says nothing of the others: the root is of outcomes only.
         outcomes = [Counts(counts.gains, counts.failures) for counts in table.values()]
         self._root_level = shrink(outcomes, ROOT)
