@@ -97,15 +97,20 @@ def softmax_shares(beliefs: Sequence[Posterior]) -> NDArray[np.float64]:
     return shares
 
 
+def chances(beliefs: Sequence[Posterior], rng: np.random.Generator, by: str) -> NDArray[np.float64]:
+    """The chance of each to be drawn; they add up to one, and none is zero."""
+    shares = thompson_shares(beliefs, rng) if by == "thompson" else softmax_shares(beliefs)
+    found: NDArray[np.float64] = (1.0 - EVENLY) * shares + EVENLY / len(beliefs)
+    return found / found.sum()
+
+
 def choose(
     candidates: Sequence[Candidate], rng: np.random.Generator, by: str = "thompson"
 ) -> tuple[Candidate, list[Candidate]]:
     """The drawn candidate, and all of them with their propensities, which add up to one."""
-    beliefs = [item.belief for item in candidates]
-    shares = thompson_shares(beliefs, rng) if by == "thompson" else softmax_shares(beliefs)
-    chances = (1.0 - EVENLY) * shares + EVENLY / len(candidates)
-    weighed = [replace(c, propensity=float(p)) for c, p in zip(candidates, chances, strict=True)]
-    return weighed[int(rng.choice(len(weighed), p=chances / chances.sum()))], weighed
+    found = chances([item.belief for item in candidates], rng, by)
+    weighed = [replace(item, propensity=float(p)) for item, p in zip(candidates, found, strict=True)]
+    return weighed[int(rng.choice(len(weighed), p=found))], weighed
 
 
 def log_of(candidates: Sequence[Candidate]) -> str:

@@ -2,7 +2,8 @@
 
 In the words of KernelBlaster (arXiv 2602.14293) theta' = Update(theta, Gap(Eval(D, theta))), each part live:
 
-- policy evaluation: where predictions missed, from the numbers alone;
+- policy evaluation: where predictions missed, from the numbers alone, and off-policy what the draws of
+  the knowledge base would have gained before and after;
 - gap analysis: the model is shown the worst and the best cases with their changes and profiles;
 - parameter update: checked operations on the knowledge base, each tried on its own.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kb_env.edits import diff_action
 from kb_env.types import Episode, KbError
@@ -28,9 +29,10 @@ from memory.signature import signature
 from memory.store import Memory, episode_key
 from policies.chat import BudgetSpent, Chat
 from policies.maicrl_answers import ask_checked, one_line, technique_name
-from policies.maicrl_evaluation import evaluate, extremes, miss_words, split_steps
+from policies.maicrl_evaluation import SHOWN, evaluate, extremes, miss_words, split_steps
 from policies.maicrl_updates import UPDATE_SCHEMA, Context, read_update, words_of
 from policies.maicrl_words import case_words, gap_messages
+from policies.maicrl_worth import choices_of, worth
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Outcome:
     after: float
     tested: int
     fault: str = ""
+    #: of the later draws: logged mean log gain, and as estimated for the knowledge base before and after
+    worth: tuple[float, float, float] = (math.nan, math.nan, math.nan)
 
 
 def knowledge_without(memory: Memory, hidden: Sequence[Experience]) -> Knowledge:
@@ -88,7 +92,11 @@ class Gradient:
             )
         except BudgetSpent as spent:
             proposed, fault = None, str(spent)
+        draws = [choice for episode in episodes for choice in choices_of(episode, SHOWN)]
+        first = worth(draws, knowledge)
         outcome = try_out(proposed or [], knowledge, later, fault)
+        estimates = first.logged, first.estimated, worth(draws, knowledge).estimated
+        outcome = replace(outcome, worth=estimates)
         self._write(outcome, context)
         return outcome
 
@@ -135,6 +143,7 @@ class Gradient:
             "after": outcome.after,
             "tested": outcome.tested,
             "fault": outcome.fault,
+            "worth": [None if math.isnan(value) else value for value in outcome.worth],
             "kept": [item.id for item in outcome.kept],
             "rejected": [item.id for item in outcome.rejected],
         }

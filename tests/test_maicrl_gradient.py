@@ -91,6 +91,7 @@ def test_what_predicts_later_steps_better_is_kept_and_what_does_worse_rejected(
     (record,) = updates(knowledge)
     facts = json.loads(record.text)
     assert facts["after"] > facts["before"] and facts["tested"] == 4 and len(facts["rejected"]) == 1
+    assert all(abs(value) < 0.1 for value in facts["worth"])  # nothing gained, and nothing is promised
     refused = [item for item in knowledge.history() if item.kind == "rejected"]
     assert len(refused) == 1 and json.loads(refused[0].text)["value"] == pytest.approx(math.log(8))
     assert WRONG not in knowledge.live("belief") and "cluster launch" in knowledge.techniques
