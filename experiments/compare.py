@@ -63,6 +63,8 @@ class Args:
     """devices to measure on (with --ray); 0: all GPUs, or one a worker on the simulator"""
     evaluator_gpus: float | None = None
     """GPUs that an evaluator claims of Ray; default: one with a GPU backend, else none"""
+    counters: bool = True
+    """profiles with hardware counters, seconds each on a GPU; else static ones"""
     memory: Path | None = None
     """memory that remembering policies start from; default: empty"""
     hold_out_family: bool = False
@@ -161,6 +163,7 @@ def player(args: Args, folder: RunFolder) -> Iterator[tuple[Player, Load | None]
             args.ray,
             record=record,
             gpus_each=args.evaluator_gpus,
+            counters=args.counters,
         )
         with RayPool(spec) as pool:
             kind = pool.kind()
@@ -168,12 +171,12 @@ def player(args: Args, folder: RunFolder) -> Iterator[tuple[Player, Load | None]
             yield pool.run, pool.load
         return
     if args.workers > 1:
-        with WorkerPool(args.backend, args.workers, record=record) as crew:
+        with WorkerPool(args.backend, args.workers, record=record, counters=args.counters) as crew:
             for device in crew.devices:
                 folder.accept(Origin(device.kind.trust, device.kind.source, device.kind.device))
             yield crew.run, crew.load if crew.devices else None
         return
-    evaluator = make_evaluator(args.backend, record=record)
+    evaluator = make_evaluator(args.backend, record=record, counters=args.counters)
 
     def alone(
         work: Sequence[tuple[Stream, list[Episode]]], conditions: Conditions

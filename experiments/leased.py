@@ -48,9 +48,9 @@ def kind_of(evaluator: Evaluator) -> DeviceKind:
     return DeviceKind(evaluator.trust, evaluator.source, device, architecture)
 
 
-def evaluator_of(backend: Backend, store: str | None) -> Evaluator:
+def evaluator_of(backend: Backend, store: str | None, counters: bool = True) -> Evaluator:
     """The evaluator that ``backend`` names or makes."""
-    return make_evaluator(backend, store=store) if isinstance(backend, str) else backend()
+    return make_evaluator(backend, store=store, counters=counters) if isinstance(backend, str) else backend()
 
 
 @functools.lru_cache(maxsize=2)

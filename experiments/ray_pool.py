@@ -60,6 +60,7 @@ class PoolSpec:
     store: str | None = None
     record: str | None = None
     gpus_each: float | None = None
+    counters: bool = True
     silence: float = SILENCE
 
     @property
@@ -78,8 +79,8 @@ def patience(backend: Backend) -> float | None:
 class Measuring:
     """Owns one evaluator, and so one GPU, for its lifetime."""
 
-    def __init__(self, backend: Backend, store: str | None) -> None:
-        self.device = Device(evaluator_of(backend, store))
+    def __init__(self, backend: Backend, store: str | None, counters: bool) -> None:
+        self.device = Device(evaluator_of(backend, store, counters))
 
     def kind(self) -> DeviceKind:
         return self.device.kind
@@ -114,7 +115,7 @@ class Broking:
         """Start one evaluator; it is free once it has said what it is, which may take long."""
         actor = EvaluatorActor.options(
             num_gpus=self._spec.claims, num_cpus=0 if self._spec.claims else 1, scheduling_strategy="SPREAD"
-        ).remote(self._spec.backend, self._spec.store)
+        ).remote(self._spec.backend, self._spec.store, self._spec.counters)
         try:
             kind = await actor.kind.remote()
         except RayError as error:

@@ -112,6 +112,7 @@ class WorkerPool:
         count: int,
         store: str | None = None,
         record: str | None = None,
+        counters: bool = True,
         devices: Sequence[Evaluator] = (),
         silence: float = SILENCE,
     ) -> None:
@@ -123,7 +124,7 @@ class WorkerPool:
         evaluators = list(devices)
         named = isinstance(backend, str) and choose(backend)[0].partition(":")[0]
         if not evaluators and isinstance(backend, str) and named == "gpu":
-            evaluators = self._owned = [make_evaluator(backend, store=store)]
+            evaluators = self._owned = [make_evaluator(backend, store=store, counters=counters)]
         self.devices = [Device(evaluator) for evaluator in evaluators]
         if len({device.kind for device in self.devices}) > 1:
             raise KbError("devices of different kinds in one pool: their times cannot be compared")

@@ -18,6 +18,7 @@ def make_evaluator(
     device: str | int | None = None,
     store: str | Path | None = None,
     record: str | Path | None = None,
+    counters: bool = True,
 ) -> Evaluator:
     """An evaluator by name.
 
@@ -27,6 +28,7 @@ def make_evaluator(
         device: the GPU's number for ``gpu``, the GPU to model for ``sim``.
         store: folder of the build cache.
         record: file that every evaluation is appended to.
+        counters: whether profiles on a GPU ask for hardware counters (seconds each); else they are static.
 
     Raises:
         KbError: if there is no such backend or it cannot work here.
@@ -53,7 +55,7 @@ def make_evaluator(
     else:
         from kb_env.gpu.evaluator import GpuEvaluator
 
-        evaluator = GpuEvaluator(index=_index(rest or device), store=folder)
+        evaluator = GpuEvaluator(index=_index(rest or device), store=folder, counters=counters)
     if record is not None:
         from kb_env.replay import Recorder
 

@@ -133,7 +133,7 @@ def test_a_plan_covers_every_episode_once_and_shuffles_only_remembering_streams(
 def test_compare_runs_resumes_and_refuses_another_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compare, "make_evaluator", lambda backend, record=None: PaperEvaluator())
+    monkeypatch.setattr(compare, "make_evaluator", lambda backend, **_: PaperEvaluator())
     out = tmp_path / "run"
     words = ["compare", "--policies", "hillclimb", "--tasks", "softmax,gelu", "--seeds", "2", "--steps", "2"]
     words += ["--backend", "sim", "--out", str(out), "--json"]

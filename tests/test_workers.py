@@ -184,7 +184,7 @@ import sys
 sys.path[:0] = {paths!r}
 from experiments import cli, compare
 from test_workers import Slow
-compare.make_evaluator = lambda backend, record=None: Slow(0.05)
+compare.make_evaluator = lambda backend, **_: Slow(0.05)
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -57,10 +57,13 @@ class GpuEvaluator:
         store: Path | None = None,
         controls: Controls = Controls(),
         standbys: int = STANDBYS,
+        counters: bool = True,
     ) -> None:
         self.index = index
         self.store = store or default_store()
         self.controls = controls
+        #: whether profiles ask for hardware counters, which takes seconds each; else they are static
+        self.counters = counters
         self.device = visible_name(index)
         self._crew = Crew(index, standbys)
         self._monitor: Monitor | None = None
@@ -98,7 +101,7 @@ class GpuEvaluator:
 
     def __getstate__(self) -> dict[str, object]:
         kept = {"index": self.index, "store": self.store, "controls": self.controls}
-        return kept | {"standbys": self._crew.standbys}
+        return kept | {"standbys": self._crew.standbys, "counters": self.counters}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -201,6 +204,8 @@ class GpuEvaluator:
         static = static_profile(
             self.facts, session.prepared, case, session.launches[case.name], session.timings[0]
         )
+        if not self.counters:
+            return static
         if self._ncu is None:
             self._ncu = Ncu(self.index, self._crew.mirror)
         oracle = self._crew.oracle()
