@@ -120,6 +120,7 @@ class Bench:
         self.slots = 1
         self._layouts: dict[tuple[int, str], Layout] = {}
         self._laid: dict[tuple[int, str, int], int] = {}
+        self._timed: frozenset[str] = frozenset()
         self._plans: dict[tuple[int, str], LaunchPlan] = {}
         self._globals = False
         self._beside = False
@@ -143,6 +144,7 @@ class Bench:
             CandidateFault: if the candidate's plan contradicts the task, or only its workspace does not fit.
             KbError: if the task's own buffers do not fit.
         """
+        self._timed = frozenset(case.name for case in task.bench)
         if baseline is not None:
             self._place(task, BASELINE, baseline)
         own = max((layout.used for layout in self._layouts.values()), default=0) + ALIGN
@@ -230,7 +232,8 @@ class Bench:
         self._ask_runner("load", Load(side, prepared.image), Done, LOAD_SECONDS)
         facts = {}
         for name, plan in prepared.plans.items():
-            if (side, name) in self._layouts:
+            # The baseline runs in the bench cases alone.
+            if (side, name) in self._layouts and (side == CANDIDATE or name in self._timed):
                 message = Bind(side, name, plan, self._layouts[side, name].offsets)
                 facts[name] = self._ask_runner("load", message, Bound, LOAD_SECONDS).launches
                 self._steps[side, name] = len(plan.operations)

@@ -32,6 +32,7 @@ from kb_env.gpu.protocol import (
     Region,
     open_channel,
 )
+from kb_env.gpu.verdicts import Kernels, can_judge
 from kb_env.numerics import Expected, Reference
 from kb_env.types import KbError, Task
 
@@ -98,9 +99,12 @@ def _wait() -> None:
 
 
 class Laid:
-    """Views of the arena for one layout: guard bands, what is poisoned, inputs and outputs."""
+    """Views of the arena for one layout: guard bands, what is poisoned, inputs and outputs.
 
-    def __init__(self, arena: Arena, task: Task, message: Lay) -> None:
+    With ``kernels``, also tables of where the guard bands and the poison go.
+    """
+
+    def __init__(self, arena: Arena, task: Task, message: Lay, kernels: Kernels | None) -> None:
         self.regions = message.regions
         self.used = message.used
         self.slot = message.slot
@@ -121,6 +125,14 @@ class Laid:
                 argument = arguments[region.name]
                 shape = argument.dims(cases[message.case].sizes)
                 self.outputs[region.name] = span.view(getattr(torch, argument.dtype)).view(shape)
+        if kernels is not None:
+            base = arena.bytes.data_ptr()
+            self.guard_table = kernels.table([(base + a, b - a) for a, b in spans])
+            poisoned = [r for r in message.regions if r.kind not in ("input", "inout")]
+            self.poison_table = kernels.table([(base + r.offset, r.nbytes) for r in poisoned])
+
+
+_NOTHING = Expected({}, {}, {})
 
 
 class Oracle:
@@ -132,6 +144,7 @@ class Oracle:
         # The reference runs in float64; float32 parts of it must not fall to TF32.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
+        self._kernels = Kernels(device) if device.startswith("cuda") else None
         self._mirror = mirror
         self._task: Task | None = None
         self._reference: Reference | None = None
@@ -153,7 +166,7 @@ class Oracle:
             self.arm(message)
         elif isinstance(message, Lay):
             assert self._task is not None
-            self._laid[message.layout] = Laid(self._ready_arena(), self._task, message)
+            self._laid[message.layout] = Laid(self._ready_arena(), self._task, message, self._kernels)
         elif isinstance(message, Content):
             self.content(message)
         elif isinstance(message, Pose):
@@ -190,10 +203,14 @@ class Oracle:
         """Guard bytes between buffers, poison in outputs and workspaces, this content's inputs."""
         laid = self._laid[message.layout]
         self._armed[message.layout], self._last = message, message.layout
-        for view in laid.guards:
-            view.fill_(_repeated(view, message.guard))
-        for view in laid.poisoned:
-            view.fill_(_repeated(view, message.poison))
+        if self._kernels is not None:
+            self._kernels.fill(laid.guard_table, message.guard)
+            self._kernels.fill(laid.poison_table, message.poison)
+        else:
+            for view in laid.guards:
+                view.fill_(_repeated(view, message.guard))
+            for view in laid.poisoned:
+                view.fill_(_repeated(view, message.poison))
         for region, view in laid.inputs:
             view.copy_(self._raw(region, laid.slot))
         if message.expose and laid.outputs:
@@ -207,6 +224,9 @@ class Oracle:
             raise KbError("nothing was armed, so there is nothing to check")
         laid, armed = self._laid[layout], self._armed[layout]
         self._ready_arena().pull(laid.used)
+        worst = self._quickly(laid, armed, message)
+        if worst is not None:
+            return Checked(True, None, "", worst if message.values else None)
         guards = laid.guards if message.guards else []
         inputs = [pair for pair in laid.inputs if pair[0].kind == "input" and message.inputs]
         bad = [(view != _repeated(view, armed.guard)).any() for view in guards]
@@ -218,6 +238,24 @@ class Oracle:
             name = inputs[flags.index(True) - len(guards)][0].name
             return Checked(False, "input-changed", f"the program wrote to its input {name}", None)
         return self._values(laid, armed.poison, message) if message.values else Checked(True, None, "", None)
+
+    def _quickly(self, laid: Laid, armed: Arm, message: Check) -> float | None:
+        """The worst error if all is plainly well, None if the slow path has to look."""
+        if self._kernels is None or not (message.numeric and message.apart):
+            return None
+        expected, outputs = _NOTHING, {}
+        if message.values and laid.outputs:
+            expected, outputs = self._contents[laid.slot][1], laid.outputs
+            if not can_judge(outputs, expected):
+                return None
+        inputs = [pair for pair in laid.inputs if pair[0].kind == "input" and message.inputs]
+        return self._kernels.all_well(
+            laid.guard_table if message.guards else None,
+            armed.guard,
+            [(view, self._raw(region, laid.slot)) for region, view in inputs],
+            expected,
+            outputs,
+        )
 
     def _values(self, laid: Laid, poison: int, message: Check) -> Checked:
         assert self._reference is not None
