@@ -94,30 +94,30 @@ def feedback_words(feedback: str) -> str:
 
 #: Lines of a compiler's log that open a message, and most errors that are told.
 _ERROR = re.compile(r"\b(?:fatal )?error\b|undefined reference|unresolved extern", re.IGNORECASE)
-_MESSAGE = re.compile(r"^\S+\(\d+\): |^\S+:\d+:\d*:? ")
+_MESSAGE = re.compile(r"\S+\(\d+\): |\S+:\d+:(?:\d+:)? |\w*(?:nvcc|ptxas|ld|fatbinary)\b.*: ")
 MOST_ERRORS = 6
 
 
-def compile_words(log: str) -> str:
-    """A compiler's log cut to its errors with the lines quoted below each; what is left out is counted."""
+def compile_words(feedback: str) -> str:
+    """A failed build's log cut to its errors with the lines quoted below each; what is left out is counted."""
+    head, _, log = feedback.partition(": ")
     lines = re.sub(r"^\S*/(?=[\w.-]+[(:]\d)", "", log, flags=re.MULTILINE).splitlines()
+    lines = [line for line in lines if not re.match(r"\d+ errors? detected", line)]
     kept: list[str] = []
-    errors = 0
-    inside = False
+    errors, inside = 0, False
     for line in lines:
-        if _ERROR.search(line) and not re.match(r"\d+ errors? detected", line.strip()):
+        if _ERROR.search(line) and _MESSAGE.match(line):
             errors += 1
             inside = errors <= MOST_ERRORS
         elif not line.strip() or _MESSAGE.match(line):
             inside = False
-        if inside and line.strip():
+        if inside:
             kept.append(line)
     if not kept:
-        return log
-    head = [] if lines[0] in kept else [lines[0]]
-    rest = len([line for line in lines if line.strip()]) - len(kept) - len(head)
-    note = [f"({errors} errors in all; {rest} other lines left out)"] if rest > 0 else []
-    return "\n".join([*head, *kept, *note])
+        return feedback
+    rest = sum(1 for line in lines if line.strip()) - len(kept)
+    note = [f"({errors} errors in all; {rest} other lines left out)"] if rest else []
+    return "\n".join([f"{head}:", *kept, *note])
 
 
 #: Profile field, condition, statement. The first matching statement per field is told.
