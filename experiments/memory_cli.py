@@ -125,11 +125,19 @@ def show_updates(memory: Memory, args: Args) -> int:
         print(
             f"{item.subject} [{item.id[:8]}]: {len(facts['kept'])} operations kept, {holds} of them hold, "
             f"{len(facts['rejected'])} rejected; log score of {facts['tested']} later steps "
-            f"{facts['before']:.3f} -> {facts['after']:.3f} {facts['fault']}"
+            f"{facts['before']:.3f} -> {facts['after']:.3f}{_worth_words(facts.get('worth'))} {facts['fault']}"
         )
     if args.json:
         print(json.dumps({"updates": rows}))
     return 0
+
+
+def _worth_words(worth: object) -> str:
+    """The off-policy estimate of an update, where there were draws to estimate from."""
+    if not isinstance(worth, list) or None in worth:
+        return ""
+    logged, before, after = worth
+    return f"; mean log gain of later draws {logged:+.3f}, estimated {before:+.3f} -> {after:+.3f}"
 
 
 def export(memory: Memory, args: Args) -> int:

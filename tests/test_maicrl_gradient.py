@@ -118,7 +118,8 @@ def test_an_update_can_be_taken_back(
         revert(memory, "update 7")
     memory.close()
     assert cli.main(["memory", "updates", str(memory.folder)]) == 0
-    assert "2 operations kept, 2 of them hold, 0 rejected" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "2 operations kept, 2 of them hold, 0 rejected" in text and "of later draws" in text
     assert cli.main(["memory", "revert", str(memory.folder), "update 1"]) == 0
     assert answers(Memory(memory.folder).knowledge) == said
     assert cli.main(["memory", "revert", str(memory.folder)]) == 2
