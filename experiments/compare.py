@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from experiments.streams import Conditions, Stream, plan, play_stream
 from experiments.tables import LibraryRow, library_rows, read_baselines, show, show_library, tables
 from experiments.workers import WorkerPool
 from kb_env.backends import explain, make_evaluator
+from kb_env.files import write_atomic
 from kb_env.task import builtin_names, load_task
 from kb_env.types import Episode, KbError
 from kb_env.versions import versions
@@ -207,6 +209,7 @@ def play_plan(args: Args, streams: Sequence[Stream], conditions: Conditions, fol
         return failures
     finished = (episode for name in names if (episode := folder.load(name)) is not None)
     with player(args, folder) as (play, load), Progress(streams, finished, load) as progress:
+        begun = time.monotonic()
         try:
             for stream, outcome in play(work, conditions):
                 if isinstance(outcome, str):
@@ -214,12 +217,32 @@ def play_plan(args: Args, streams: Sequence[Stream], conditions: Conditions, fol
                 else:
                     folder.finish(outcome)
                     progress.episode(outcome)
+            tell_use(folder, load, time.monotonic() - begun)
         except KeyboardInterrupt:
+            tell_use(folder, load, time.monotonic() - begun)
             print(
                 f"{progress.count} of {total} episodes are kept in {args.out}: --resume goes on", flush=True
             )
             raise
     return failures
+
+
+def tell_use(folder: RunFolder, load: Load | None, seconds: float) -> None:
+    """Print how busy the devices were and what they got through, and add it to the folder's ``use.json``."""
+    devices = load() if load is not None else ()
+    if not devices:
+        return
+    busy, count = sum(item[0] for item in devices), sum(item[1] for item in devices)
+    path = folder.path / "use.json"
+    uses = json.loads(path.read_text()) if path.exists() else []
+    uses.append({"seconds": seconds, "devices": len(devices), "busy_seconds": busy, "evaluations": count})
+    write_atomic(path, json.dumps(uses, indent=1).encode())
+    rate = count / (seconds * len(devices)) * 3600
+    print(
+        f"{len(devices)} devices {busy / (seconds * len(devices)):.0%} busy over {seconds:.0f} s, "
+        f"{count} evaluations, {rate:.0f} per device and hour",
+        flush=True,
+    )
 
 
 def library_table(args: Args, episodes: Sequence[Episode], tasks: Sequence[str]) -> list[LibraryRow]:

@@ -112,7 +112,8 @@ def library_rows(
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 160)
+    # A file or pipe has no width: nothing is cut there.
+    return Console(width=None if sys.stdout.isatty() else 240)
 
 
 def show(rows: Sequence[Summary], gaps: Sequence[Difference], source: str, budget: str) -> None:
