@@ -329,6 +329,23 @@ def test_modelled_evaluations_are_remembered_and_measured_ones_are_not() -> None
         Remembering(PaperEvaluator(source="measured"))
 
 
+def test_remembered_evaluations_outlive_their_process_in_a_folder(tmp_path: Path) -> None:
+    episodes, calls = [], []
+    for _ in range(2):
+        inner = PaperEvaluator()
+        env = CudaEnv(TASK, evaluator=Remembering(inner, tmp_path), inputs_seed=7, evaluate_on_reset=True)
+        env.reset(seed=1)
+        steps = [env.step(variant(f"// {word}")) for word in ("us: 500", "fault: BUILD_FAILED", "us: 250")]
+        episodes.append([(step[0]["feedback"], step[1], step[4]["best_speedup"]) for step in steps])
+        calls.append(len(inner.calls))
+    assert episodes[0] == episodes[1]
+    assert calls[0] > 0
+    assert calls[1] == 0
+    for path in tmp_path.iterdir():  # damaged or of another version: made again
+        path.write_bytes(b"\xc1 no record")
+    assert Remembering(PaperEvaluator(), tmp_path).evaluate(TASK, TASK.initial).verified
+
+
 def test_the_record_holds_what_the_policy_noted_and_the_phases() -> None:
     env = make()
     env.note(technique="vectorize", predicted=1.5)
