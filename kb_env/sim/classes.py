@@ -70,6 +70,10 @@ def extra_counts(block: Block) -> dict[str, float]:
     for instr in block.instrs:
         if instr.op == "shfl":
             found["shuffles"] = found.get("shuffles", 0.0) + 1
+        elif instr.op == "cp" and instr.mods[:2] in (("async", "wait_group"), ("async", "wait_all")):
+            # Copies of the groups that may stay open have run beside what came after them.
+            left = instr.operands[0].value if instr.operands and instr.operands[0].kind == "int" else 0
+            found["async_waits"] = found.get("async_waits", 0.0) + 1.0 / (1 + int(left))
         elif instr.op == "wgmma":
             found["wgmma_macs"] = found.get("wgmma_macs", 0.0) + tensor_macs(instr)
     return found
@@ -86,26 +90,26 @@ def _memory_class(op: str, mods: tuple[str, ...]) -> str:
     return f"global_{verb}"
 
 
-def loads_in_flight(block: Block) -> list[int]:
-    """Sizes of the groups of global loads that the compiler may issue together.
+def load_batches(block: Block) -> list[tuple[int, ...]]:
+    """Groups of global loads that the compiler may issue together, each as the PTX lines of its loads.
 
     ptxas hoists loads over arithmetic: a group ends at a store, an atomic or a barrier, and at a load
     whose address depends on a load of the group.
     """
-    groups: list[int] = []
+    groups: list[tuple[int, ...]] = []
     tainted: set[str] = set()
-    count = 0
+    lines: list[int] = []
     for instr in [*block.instrs, *([block.ender] if block.ender else [])]:
         kind = instruction_class(instr)
         depends = bool(tainted & set(arguments(instr)))
         load = kind == "global_load" and bool(results(instr))
-        if count and (kind in ("global_store", "shared_store", "atomic", "barrier") or (load and depends)):
-            groups.append(count)
-            tainted, count, depends = set(), 0, False
+        if lines and (kind in ("global_store", "shared_store", "atomic", "barrier") or (load and depends)):
+            groups.append(tuple(lines))
+            tainted, lines, depends = set(), [], False
         if load:
-            count += 1
+            lines.append(instr.line)
         if load or depends:
             tainted |= set(results(instr))
-    if count:
-        groups.append(count)
+    if lines:
+        groups.append(tuple(lines))
     return groups

@@ -54,10 +54,15 @@ class LaunchCounts:
     loads_in_flight: float = 1.0
     #: per-load-instruction access statistics, for line-level feedback: (source line, requests, sectors)
     lines: tuple[tuple[int, int, int], ...] = ()
-    #: further counters, summed like the others: ``global_load_lines``, ``global_store_lines`` (128-byte lines
-    #: per request), ``shared_atomic_requests``, ``shared_atomic_passes`` (of the atomic_* counters, those on
-    #: shared memory; a pass is one lane of the word that most lanes of a request want), ``shuffles``,
-    #: ``wgmma_macs``, ``machine_*`` (cost.py); of sampled runs also ``atomic_hottest`` (atomics on the most wanted global word),
-    #: ``block_sectors`` (distinct sectors that each block loads) and ``reuse_K`` (loads of a sector that its
-    #: block has loaded before, less than 4^K loads of a warp ago; the last: any time ago)
+    #: further counters, summed like the others:
+    #: ``global_load_lines``, ``global_store_lines``: 128-byte lines per request;
+    #: ``shared_atomic_requests``, ``shared_atomic_passes``: of the atomic_* counters those on shared memory (a
+    #: pass is one lane of the word that most lanes of a request want); ``shuffles``; ``wgmma_macs``;
+    #: ``machine_*``: see cost.py; ``async_waits``: waits for copies, less those that other groups overlapped;
+    #: and of sampled runs:
+    #: ``atomic_hottest``: atomics on the most wanted global word;
+    #: ``block_sectors``: distinct sectors that each block loads;
+    #: ``reuse_K``: loads of a sector that its block has loaded before, less than 4^K loads of a warp ago (the
+    #: last: any time ago), and ``distance_K``, the sum of those distances that are not under 4^(K-1);
+    #: ``load_batches`` that a warp waits for at once, ``cold_batches`` with a load that is new to the block
     extra: Mapping[str, float] = field(default_factory=dict)

@@ -26,7 +26,7 @@ from kb_env.sim import (
     lower_warp,
     native,
 )
-from kb_env.sim.classes import extra_counts, instruction_class, loads_in_flight, tensor_macs
+from kb_env.sim.classes import extra_counts, instruction_class, load_batches, tensor_macs
 from kb_env.sim.counts import LaunchCounts
 from kb_env.sim.flow import analyse, order_blocks
 from kb_env.sim.ir import Flat, flatten
@@ -95,7 +95,7 @@ class _Compiled:
     register_bytes: int
     zero: bool
     mix: list[dict[str, int]]
-    loads: list[list[int]]
+    loads: list[list[tuple[int, ...]]]  # batches of global loads of each block, as their PTX lines
     branches: list[int]
     macs: list[int]  # tensor multiply-adds of each block
     extra: list[dict[str, float]]  # further counts of each block
@@ -168,7 +168,7 @@ class Machine:
                     name = instruction_class(item)
                     classes[name] = classes.get(name, 0) + 1
                 mix.append(classes)
-                loads.append(loads_in_flight(block))
+                loads.append(load_batches(block))
             macs = [sum(tensor_macs(item) for item in block.instrs) for block in flat.blocks]
             branches = [int(block.end in ("branch", "brx")) for block in flat.blocks]
             text = "\n".join([body, *low.declared.values(), '!0 = !{!"branch_weights", i32 1, i32 100000}'])
@@ -435,7 +435,7 @@ class _Session:
             for name, number in classes.items():
                 mix[name] = mix.get(name, 0) + times * number
             groups += times * len(code.loads[i])
-            loads += times * sum(code.loads[i])
+            loads += times * sum(len(lines) for lines in code.loads[i])
         extra: dict[str, float] = {}
         for i, known in enumerate(code.extra):
             for name, value in known.items():
@@ -462,7 +462,8 @@ class _Session:
             read, written = bitmaps[address >> SLOT_SHIFT]
             footprint[index] = (_bits(read), _bits(written))
         load, store = of("load", "global"), of("store", "global")
-        extra |= _extra(run, load, store, atomic, of("atomic", "shared"))
+        extra |= _extra(run, load, store, of("atomic", "shared"))
+        extra |= _batches(code, executions, sites) if run.hot else {}
         return LaunchCounts(
             kernel=launch.kernel,
             grid=launch.grid,
@@ -499,9 +500,22 @@ class _Session:
         )
 
 
-def _extra(
-    run: native.Run, load: list[int], store: list[int], atomic: list[int], shared: list[int]
-) -> dict[str, float]:
+def _batches(code: _Compiled, executions: np.ndarray, sites: ctypes.Array) -> dict[str, float]:
+    """Batches of global loads that warps waited for, and those among them with a cold load."""
+    share = {
+        site.line: count.cold / count.requests
+        for site, count in zip(code.sites, sites, strict=False)
+        if site.kind == "load" and count.requests
+    }
+    batches = cold = 0.0
+    for i, groups in enumerate(code.loads):
+        for lines in groups:
+            batches += int(executions[i])
+            cold += int(executions[i]) * max(share.get(line, 0.0) for line in lines)
+    return {"load_batches": batches, "cold_batches": cold}
+
+
+def _extra(run: native.Run, load: list[int], store: list[int], shared: list[int]) -> dict[str, float]:
     """Counters for the time model beside the named ones: see LaunchCounts.extra."""
     found = {
         "global_load_lines": load[3], "global_store_lines": store[3],
@@ -514,6 +528,7 @@ def _extra(
         for k, count in enumerate(run.reuse):
             total += count
             found[f"reuse_{k}"] = total
+            found[f"distance_{k}"] = run.between[k]
     return {name: float(value) for name, value in found.items()}
 
 

@@ -96,10 +96,20 @@ WAITS: dict[str, float] = {
     "predicate": 1.0,
     "atomic": 2.0,
 }
-#: Warps that barriers keep in one phase: they load together and compute together.
-PHASE_WARPS = 8
-L1_CLOCKS = 37.0
+L1_CLOCKS = 50.0
+#: What a written byte costs DRAM against one of a copy, and that against a read one (H200: reads
+#: alone reach 4.66 TB/s, a copy 4.35).
+WRITE_COST = 1.18
 SM_L2_BYTES = 64.0  # bytes a clock between one SM and L2
+
+
+#: Warps that barriers keep in one phase, and the queues of the phases.
+PHASE_WARPS = 4
+FAMILIES = (
+    ("dispatch",),
+    ("dram", "l2", "atomics"),
+    ("l1", "issue", "fp32", "fp64", "fp16", "int", "special", "convert", "tensor"),
+)
 
 
 @dataclass(frozen=True)
@@ -110,16 +120,18 @@ class Constants:
     block_clocks: float = 152.0
     block_warp_clocks: float = 1.3  # for each of its warps
     #: clocks between a block's end and the first instruction that works in the block that follows it
-    start_clocks: float = 450.0
+    start_clocks: float = 400.0
+    #: more of these for each doubling of the block's warps: its place is free when the last of them has ended
+    spread_clocks: float = 150.0
     #: share of the issue slots that busy schedulers fill
-    issue_share: float = 0.83
+    issue_share: float = 0.78
     #: part of the chain of dependent instructions that a warp waits for
-    chain_share: float = 0.9
+    chain_share: float = 0.3
     #: part of the integer instructions that ptxas gives to the fma pipe
-    moved_share: float = 0.33
+    moved_share: float = 0.3
     atomic_clocks: float = 3.5  # between atomics on one word
     atomic_sector_clocks: float = 2.6  # of one L2 slice for a request to one sector
-    barrier_clocks: float = 20.0
+    barrier_clocks: float = 14.0
     barrier_warp_clocks: float = 2.0  # for each warp of the block
     shared_atomic_clocks: float = 2.0  # a pass
 
@@ -292,8 +304,15 @@ def _round_ns(load: Load, factors: Mapping[str, float], blocks: int, active: flo
     if load.coupling <= 0.0:
         return free
     together = min(load.warps_per_block, PHASE_WARPS)
+    # A group that loads together and computes together: its warps follow one another through the
+    # queues of either phase, so that the longest one counts, and the phases do not overlap in it.
+    phased = []
+    for family in FAMILIES:
+        mine = [_demand(load, queue, factors, active) for queue in family]
+        most = max(mine)
+        phased += [d * together if d == most else 0.0 for d in mine]
     groups = max(1, blocks * load.warps_per_block // together)
-    bound = response([d * together for d in demands], delay, groups)
+    bound = max(response(phased, delay, groups), free)
     return load.coupling * bound + (1.0 - load.coupling) * free
 
 
@@ -315,7 +334,8 @@ def _load(device: Device, counts: LaunchCounts, traffic: Traffic, resident: int)
     mix, extra = counts.warp_instructions, counts.extra
     work = _memory_work(device, counts, traffic, warps)
     work["block launch"] = clock * (CONSTANTS.block_clocks / warps_per_block + CONSTANTS.block_warp_clocks)
-    work["block start"] = clock * CONSTANTS.start_clocks
+    doublings = warps_per_block.bit_length() - 1
+    work["block start"] = clock * (CONSTANTS.start_clocks + CONSTANTS.spread_clocks * doublings)
     passes = counts.shared_load_wavefronts + counts.shared_store_wavefronts + extra.get("shuffles", 0.0)
     passes += extra.get("shared_atomic_passes", 0.0) * CONSTANTS.shared_atomic_clocks
     work["shared memory"] = clock / run * passes
@@ -329,6 +349,7 @@ def _load(device: Device, counts: LaunchCounts, traffic: Traffic, resident: int)
     mean = sum(mix.values()) / run
     slowest = min(max(counts.max_warp_instructions / mean, 1.0), 4.0) if mean > 0 else 1.0
     batches = counts.global_load_requests / run / max(counts.loads_in_flight, 1.0)
+    batches = extra["load_batches"] / run if "load_batches" in extra else batches
     coupling = min(1.0, barriers / max(batches, 1.0))
     return Load(work, warps_per_block, resident, counts.blocks_total, slowest, coupling)
 
@@ -365,37 +386,43 @@ def _pipes(device: Device, counts: LaunchCounts, work: dict[str, float], run: in
 def _memory_work(device: Device, counts: LaunchCounts, traffic: Traffic, warps: int) -> dict[str, float]:
     """Nanoseconds per warp at the shared levels and in latency, with every SM active."""
     clock = 1.0 / device.clock_ghz
-    dram_bytes = (traffic.dram_reads + traffic.dram_writes) * SECTOR
+    dram_bytes = (traffic.dram_reads / WRITE_COST + traffic.dram_writes * WRITE_COST) * SECTOR
     slots = traffic.l2_requests - traffic.stores + traffic.store_slots
     l2_gbps = min(device.l2_gbps, SM_L2_BYTES * device.sm_count * device.clock_ghz)
-    missed = min(1.0, traffic.l1_misses / traffic.loads) if traffic.loads else 0.0
-    cold = min(missed, traffic.dram_reads / traffic.loads) if traffic.loads else 0.0
-    # A batch of loads waits for its slowest one.
-    together = max(counts.loads_in_flight, 1.0)
-    any_cold, any_missed = _any(cold, together), _any(missed, together)
-    latency = any_cold * device.dram_ns + (any_missed - any_cold) * device.l2_ns
-    latency += (1.0 - any_missed) * L1_CLOCKS * clock
-    batches = traffic.load_requests / warps / together
     local = counts.local_requests * counts.blocks_total / max(counts.blocks_run, 1) / warps
     per_warp = device.sm_count / warps
     return {
         "dram": dram_bytes / (device.dram_gbps * device.dram_efficiency) * per_warp,
         "l2": slots * SECTOR / l2_gbps * per_warp,
         "atomics": _atomic_clocks(device, counts) * clock * per_warp,
-        "memory latency": batches * latency + local * L1_CLOCKS * clock * 0.5,
+        "memory latency": _waits(device, counts, traffic, warps) + local * L1_CLOCKS * clock * 0.5,
     }
 
 
-def _any(share: float, number: float) -> float:
-    """Chance that one of ``number`` loads is of a kind that ``share`` of all loads are.
-
-    Between whole numbers linear: only + - * /, the same bits everywhere.
-    """
-    whole = int(number)
-    none = 1.0
-    for _ in range(min(whole, 64)):
-        none *= 1.0 - share
-    return 1.0 - none * (1.0 - share * (number - whole))
+def _waits(device: Device, counts: LaunchCounts, traffic: Traffic, warps: int) -> float:
+    """Nanoseconds that one warp waits for its batches of global loads, were nothing else to do."""
+    l1_ns = L1_CLOCKS / device.clock_ghz
+    if not traffic.loads:
+        return 0.0
+    if "load_batches" not in counts.extra:
+        missed = min(1.0, traffic.l1_misses / traffic.loads)
+        cold = min(missed, traffic.dram_reads / traffic.loads)
+        mean = cold * device.dram_ns + (missed - cold) * device.l2_ns + (1.0 - missed) * l1_ns
+        return traffic.load_requests / warps / max(counts.loads_in_flight, 1.0) * mean
+    scale = counts.blocks_total / max(counts.blocks_run, 1) / warps
+    first = counts.extra["block_sectors"] * counts.blocks_total / max(counts.blocks_run, 1)
+    first = max(min(first, traffic.l1_misses), 1.0)
+    # New to the block: from device memory, as far as no other block has brought it to L2.
+    beyond = max(traffic.dram_reads - first, 0.0)
+    new = min(1.0, traffic.dram_reads / first)
+    new_ns = new * device.dram_ns + (1.0 - new) * device.l2_ns
+    # Seen before: from L1, or where that has lost it from L2 or device memory.
+    again = max(traffic.loads - first, 1.0)
+    lost = min(1.0, max(traffic.l1_misses - first, 0.0) / again)
+    far = min(lost, beyond / again)
+    again_ns = far * device.dram_ns + (lost - far) * device.l2_ns + (1.0 - lost) * l1_ns
+    batches, cold = counts.extra["load_batches"] * scale, counts.extra["cold_batches"] * scale
+    return cold * new_ns + (batches - cold) * again_ns + counts.extra.get("async_waits", 0.0) * scale * new_ns
 
 
 def _atomic_clocks(device: Device, counts: LaunchCounts) -> float:

@@ -46,7 +46,7 @@ class Slot(ctypes.Structure):
 
 
 class SiteCount(ctypes.Structure):
-    _fields_ = [("requests", u64), ("sectors", u64), ("bytes", u64), ("conflicts", u64)]
+    _fields_ = [("requests", u64), ("sectors", u64), ("bytes", u64), ("conflicts", u64), ("cold", u64)]
 
 
 class FaultRecord(ctypes.Structure):
@@ -71,7 +71,8 @@ class Run(ctypes.Structure):
         ("barriers", u64), ("max_warp", u64), ("picks", pointer), ("pick_count", u64), ("fault", FaultRecord),
         ("findings", pointer), ("finding_count", u32), ("finding_room", u32), ("text", pointer), ("text_used", u64),
         ("text_room", u64), ("lane_accesses", u64), ("hot", pointer), ("hot_most", u64), ("first_sectors", u64),
-        ("reuse", u64 * REUSES), ("slice", u64), ("rounds", u64), ("spare", u64 * 2), ("escape", ctypes.c_uint8 * 1024),
+        ("reuse", u64 * REUSES), ("between", u64 * REUSES),
+        ("slice", u64), ("rounds", u64), ("spare", u64 * 2), ("escape", ctypes.c_uint8 * 1024),
     ]  # fmt: skip
 
 

@@ -23,7 +23,9 @@ SECTOR = 32
 L2_USABLE = 0.70
 #: Share of the L2 that holds written data which has not gone to device memory when a kernel ends
 #: (H200: 12 of 60 MB, from what DRAM had been written after kernels of known output).
-L2_DIRTY = 0.20
+L2_DIRTY = 0.18
+#: How fast reuses are lost as live data grows over the capacity: at 1 + 1/SLOPE of it all are.
+SLOPE = 2.8
 #: Part of a block's data that is live at a time where no reuse distance was counted.
 LIVE_SHARE = 0.25
 #: Extra L2 slots of a store that covers none of its sector's bytes (naive transpose on an H200:
@@ -81,10 +83,11 @@ def reuses(counts: LaunchCounts) -> list[tuple[float, float, float]]:
     found, before = [], 0.0
     for k in range(REUSE_BINS):
         upto = counts.extra[f"reuse_{k}"]
-        distance = 2.0 * 4.0 ** (k - 1) if k else 0.5
-        # Half of the bin's own reuses lie inside a window of the bin's middle.
-        fresh = max(1.0 - (before + upto) / 2 / loads, 0.0)
-        found.append((distance, upto - before, min(own, distance * width * fresh + width)))
+        number = upto - before
+        distance = counts.extra[f"distance_{k}"] / number if number else 0.0
+        # In between lie this many loads; those that repeat one from inside the window add nothing.
+        fresh = max(1.0 - before / loads, 0.0)
+        found.append((distance, number, min(own, (distance * fresh + 1.0) * width)))
         before = upto
     return found
 
@@ -97,7 +100,7 @@ def hit_share(live: float, capacity: float) -> float:
     """
     if live <= 0.0:
         return 1.0
-    return min(1.0, max(0.0, 3.0 - 2.0 * live / capacity)) if capacity > 0 else 0.0
+    return min(1.0, max(0.0, 1.0 - SLOPE * (live / capacity - 1.0))) if capacity > 0 else 0.0
 
 
 def l1_misses(
@@ -139,7 +142,7 @@ def l1_misses(
 def common_sectors(counts: LaunchCounts) -> float:
     """Sectors that all blocks load, if what blocks share is shared by all: from how the union grows."""
     blocks = counts.blocks_run
-    if blocks < 2:
+    if blocks < 2 or "block_sectors" not in counts.extra:
         return 0.0
     union = float(sum(read for read, _ in counts.footprint.values()))
     return max(0.0, (counts.extra["block_sectors"] - union) / (blocks - 1))
@@ -180,8 +183,9 @@ def launch_traffic(
     lost = 0.0
     for number, touched in again:
         lost += number * ratio * (1.0 - hit_share(touched * running * crowd, capacity))
-    # Data that several blocks load: those that run together find it, later ones where it is still there.
+    # Data that all blocks load stays in L2; what some share they find if they run together, or if it is still there.
     shared = max(misses - sum(number for number, _ in again) * ratio - compulsory, 0.0)
+    shared = max(shared - common_sectors(counts) * counts.blocks_total, 0.0)
     together = min(1.0, 2.0 * running / max(counts.blocks_total, 1))
     lost += shared * (1.0 - hit_share(compulsory * together, capacity))
     fill = _store_fill(counts)

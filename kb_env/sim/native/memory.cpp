@@ -84,21 +84,28 @@ static u32 count_lines(const u64 *sector, u32 mask) {
 
 // A load of one sector in a sampled run: how many loads of a warp lie between it and the last one by this block.
 // Warps of a block are taken to go on side by side, whichever the simulator runs first.
-static void touch(Warp *warp, u64 *stamps, u64 sector) {
+// Returns whether the sector is new to the block, or was when another warp loaded it at the same time.
+static bool touch(Warp *warp, u64 *stamps, u64 sector) {
     Run *run = warp->run;
     u64 block = warp->block->linear + 1, last = stamps[sector];
-    stamps[sector] = block << 32 | warp->loads;
-    if (last >> 32 != block) {
+    u32 now = warp->loads & 0x7fffffff, before = (u32)last & 0x7fffffff;
+    bool first = last >> 32 != block, cold = first || (now == before && (last >> 31 & 1));
+    stamps[sector] = block << 32 | (u64)cold << 31 | now;
+    if (first) {
         run->first_sectors++;
-        return;
+        return true;
     }
-    u32 between = warp->loads > (u32)last ? warp->loads - (u32)last : (u32)last - warp->loads;
+    u32 between = now > before ? now - before : before - now;
     u32 bin = between ? (33 - (u32)__builtin_clz(between)) / 2 : 0;  // 0, 1-3, 4-15, 16-63, ...
-    run->reuse[bin < REUSES ? bin : REUSES - 1]++;
+    bin = bin < REUSES ? bin : REUSES - 1;
+    run->reuse[bin]++, run->between[bin] += between;
+    return cold;
 }
 
-static void touch_range(Warp *warp, u64 *stamps, u64 low, u64 high) {
-    for (u64 s = low; s <= high; s++) touch(warp, stamps, s);
+static bool touch_range(Warp *warp, u64 *stamps, u64 low, u64 high) {
+    bool cold = false;
+    for (u64 s = low; s <= high; s++) cold |= touch(warp, stamps, s);
+    return cold;
 }
 
 static void mark_range(u64 *bitmap, u64 low, u64 high) {
@@ -136,9 +143,10 @@ static bool reach_halves(Warp *warp, Site &tally, const u64 *address, u32 width,
     tally.conflicts += (high[0] >> 2) - (low[0] >> 2) + (high[1] >> 2) - (low[1] >> 2) + 2;
     if (last_line >= first_line) tally.conflicts -= last_line - first_line + 1;
     if (bitmap && !write && target.stamps) {
-        touch_range(warp, target.stamps, low[0], high[0]);
+        bool cold = touch_range(warp, target.stamps, low[0], high[0]);
         for (u64 s = low[1]; s <= high[1]; s++)
-            if (s < low[0] || s > high[0]) touch(warp, target.stamps, s);
+            if (s < low[0] || s > high[0]) cold |= touch(warp, target.stamps, s);
+        tally.cold += cold;
     }
     out.base = nullptr, out.pattern = 3;
     return true;
@@ -166,7 +174,7 @@ void reach_global(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site,
             u64 *bitmap = write ? target.written : target.read;
             if (bitmap && counted) {
                 mark_range(bitmap, low, high);
-                if (!write && target.stamps) touch_range(warp, target.stamps, low, high);
+                if (!write && target.stamps) tally.cold += touch_range(warp, target.stamps, low, high);
             }
             out.base = target.host + offset;
             out.pattern = line ? 2 : 1;
@@ -213,7 +221,9 @@ void reach_global(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site,
     tally.conflicts += count_lines(sector, mask);
     if (!write && counted && target.stamps) {
         u64 *stamps = target.stamps;
-        distinct(sector, mask, [=](u64 v) { touch(warp, stamps, v); });
+        bool cold = false;
+        distinct(sector, mask, [&](u64 v) { cold |= touch(warp, stamps, v); });
+        tally.cold += cold;
     }
     tally.sectors += count_sectors(sector, mask, counted ? (write ? target.written : target.read) : nullptr);
 }

@@ -29,12 +29,13 @@ struct Slot {
     u64 *read;     // bitmap of 32-byte sectors, or null
     u64 *written;
     u64 writable;
-    u64 *stamps;   // who loaded each sector last: block number + 1 and that warp's count of loads; or null
+    u64 *stamps;   // who loaded each sector last: block number + 1, whether it was cold, that warp's count of loads; or null
 };
 
 struct Site {
     u64 requests, sectors, bytes;
     u64 conflicts;  // of atomics: lanes on a word that an earlier lane has; of global loads and stores: 128-byte lines
+    u64 cold;       // of sampled runs: loads of what their block has not loaded before, or is loading just now
 };
 
 struct Fault {
@@ -81,7 +82,8 @@ struct Run {  // one launch
     u64 *hot;            // table of atomically changed words and how often, of sampled runs; or null
     u64 hot_most;        // the most lanes that changed one word
     u64 first_sectors;   // sectors that a block loads for the first time
-    u64 reuse[REUSES];   // loads of a sector again: by how many loads of a warp lie between
+    u64 reuse[REUSES];   // loads of a sector again: by how many loads of a warp lie between,
+    u64 between[REUSES]; // and the sum of these
     u64 slice;           // warp instructions before other warps get their turn (0: many)
     u64 rounds;          // turns of a block before the next ones start beside it (0: 64)
     u64 spare[2];
