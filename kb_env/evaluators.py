@@ -38,13 +38,15 @@ class Purpose:
 
     ``baseline`` is the program the candidate is paired against (None: the task's initial program).
     ``baseline_name`` goes into the timings. ``profile`` asks for a profile as well.
-    ``seed`` feeds the deterministic evaluators' inputs; sealed measurements draw secret seeds.
+    ``sanitize`` asks for a search for races and memory faults if the program turns out faster than the
+    baseline: a new record. ``seed`` feeds the deterministic evaluators' inputs; sealed measurements draw secret seeds.
     """
 
     baseline: Program | None = None
     baseline_name: str = "initial"
     profile: bool = False
     seed: int = 0
+    sanitize: bool = False
 
 
 class DeviceUnfit(KbError):

@@ -89,7 +89,7 @@ class Judge:
         pair = (challenger, self._identity(best))
         if pair in self.confirmations:
             return Finding(self.confirmations[pair], cached=True)
-        purpose = Purpose(baseline=best, baseline_name="best", seed=self.seed + 1)
+        purpose = Purpose(baseline=best, baseline_name="best", seed=self.seed + 1, sanitize=True)
         evaluation = checked(evaluator.measure(evaluator.prepare(self.task, program), purpose))
         if evaluation.status is not Status.UNRECORDED:
             self.confirmations[pair] = evaluation

@@ -14,6 +14,7 @@ import pytest
 from kb_env.evaluators import Purpose
 from kb_env.gpu.controls import Controls
 from kb_env.gpu.evaluator import GpuEvaluator
+from kb_env.gpu.sanitizer import find_tool
 from kb_env.gpu.statistics import paired
 from kb_env.task import expected_status, load_task, solutions
 from kb_env.types import Evaluation, KbError, Program, Status
@@ -205,6 +206,37 @@ def test_profile_has_counters_or_says_static(gpu: GpuEvaluator) -> None:
     assert 0 < found.profile.roofline_percent < 150
     if found.profile.source == "ncu":
         assert 0 < found.profile.dram_percent <= 100 and found.profile.sectors_per_request > 0
+
+
+#: Faster than the initial program, right, and reads one element past the end of its input.
+READS_PAST_THE_END = """
+#include <cuda_runtime.h>
+__global__ void gelu(const float* x, float* y, int n) {
+    int i = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    for (int k = i; k < min(i + 4, n); k++) {
+        float v = x[k], next = x[k + 1];
+        y[k] = 0.5f * v * (1.0f + erff(v * 0.70710678f)) + (next == 1e38f ? 1.0f : 0.0f);
+    }
+}
+void launch(const float* x, float* y, int n) { gelu<<<(n + 1023) / 1024, 256>>>(x, y, n); }
+"""
+
+
+@pytest.mark.skipif(find_tool() is None, reason="needs compute-sanitizer")
+def test_a_record_with_a_memory_fault_is_rejected_with_its_line(gpu: GpuEvaluator) -> None:
+    task = load_task("gelu")
+    slow = Program("gelu", READS_PAST_THE_END.replace("float v = x[k]", "__nanosleep(2000); float v = x[k]"))
+    purpose = Purpose(baseline=slow, sanitize=True)
+    found = gpu.evaluate(task, Program("gelu", READS_PAST_THE_END), purpose)
+    assert found.status is Status.WRONG and found.speedup is None
+    assert (
+        "memcheck: Invalid __global__ read of size 4 bytes" in found.message
+        and "kernel.cu:6" in found.message
+    )
+    best = next(iter(solutions(task, "right").values()))
+    honest = gpu.evaluate(task, best, purpose)
+    assert honest.status is Status.TIMED, honest.message
+    assert honest.health["sanitized"] == "memcheck, racecheck, initcheck, synccheck"
 
 
 def test_nothing_is_left_running_after_close(store: Path) -> None:

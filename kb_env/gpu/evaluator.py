@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,14 +18,15 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from kb_env.evaluators import DeviceUnfit, Prepared, Purpose
-from kb_env.gpu.bench import Bench, RunnerLost
+from kb_env.gpu.bench import ORACLE_SECONDS, Bench, CandidateFault, RunnerLost
 from kb_env.gpu.controls import Controls
 from kb_env.gpu.crew import STANDBYS, Crew
 from kb_env.gpu.health import Monitor, visible_name
 from kb_env.gpu.ncu import Ncu
-from kb_env.gpu.process import Worker
+from kb_env.gpu.process import Worker, WorkerDied, WorkerFailed, WorkerTimeout
 from kb_env.gpu.profile import static_profile
-from kb_env.gpu.protocol import DeviceFacts
+from kb_env.gpu.protocol import DeviceFacts, Done, Draw, Drawn, Pose
+from kb_env.gpu.sanitizer import Sanitizer, small_case
 from kb_env.gpu.session import Session, phase
 from kb_env.gpu.statistics import block_logs, interval
 from kb_env.prepare import prepare
@@ -68,6 +70,7 @@ class GpuEvaluator:
         self._crew = Crew(index, standbys)
         self._monitor: Monitor | None = None
         self._ncu: Ncu | None = None
+        self._sanitizer: Sanitizer | None = None
         self._baselines: dict[tuple[str, str], Prepared] = {}
         #: seconds that the last measurement waited for answers, by what was asked
         self.waits: dict[str, float] = {}
@@ -150,6 +153,9 @@ class GpuEvaluator:
             self._crew.end(runner, bench)
         if session.fault is not None and session.fault.status in (Status.CRASHED, Status.TIMED_OUT):
             self._controlled = False  # whoever comes next shall not inherit a GPU in a bad state
+        if purpose.sanitize and session.faster:
+            with phase(seconds, "sanitize"):
+                health["sanitized"] = self._sanitize(session)
         if purpose.profile and session.fault is None:
             with phase(seconds, "profile"):
                 session.profile = self._profile(session)
@@ -197,6 +203,22 @@ class GpuEvaluator:
         raise DeviceUnfit(
             f"GPU {self.index} is not fit to measure on: {told}; see that nothing else runs on it"
         )
+
+    def _sanitize(self, session: Session) -> str:
+        """Search a small case for races and memory faults; the tools that came to an end, or ``none``."""
+        if self._sanitizer is None:
+            self._sanitizer = Sanitizer(self.index)
+        case = small_case(session.prepared.task)
+        try:
+            oracle = self._crew.oracle()
+            oracle.ask(Pose(session.prepared.task), Done, ORACLE_SECONDS)
+            inputs = oracle.ask(Draw(case.name, random.getrandbits(62)), Drawn, ORACLE_SECONDS)
+        except (WorkerDied, WorkerFailed, WorkerTimeout) as error:
+            raise KbError(f"the oracle failed: {error}; check the task's reference.py") from error
+        report = self._sanitizer.check(session.prepared, case, inputs.inputs)
+        if report.finding is not None:
+            session.reject(CandidateFault(Status.WRONG, "sanitize", report.finding, "sanitizer"))
+        return ", ".join(report.tools) or "none"
 
     def _profile(self, session: Session) -> Profile:
         case = session.prepared.task.bench[0]

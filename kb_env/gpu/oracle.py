@@ -25,6 +25,8 @@ from kb_env.gpu.protocol import (
     CudaFault,
     Detach,
     Done,
+    Draw,
+    Drawn,
     Fail,
     Lay,
     Message,
@@ -162,6 +164,8 @@ class Oracle:
         """Do what one request asks."""
         if isinstance(message, Check):
             return self.check(message)
+        if isinstance(message, Draw):
+            return self.draw(message)
         if isinstance(message, Arm):
             self.arm(message)
         elif isinstance(message, Lay):
@@ -198,6 +202,14 @@ class Oracle:
             self._contents.clear()
         inputs = self._reference.inputs(case, message.seed, self._device)
         self._contents[message.slot] = inputs, self._reference.expected(case, inputs)
+
+    def draw(self, message: Draw) -> Drawn:
+        """Inputs as bytes; no expected output belongs to them."""
+        assert self._task is not None and self._reference is not None
+        case = next(case for case in self._task.check if case.name == message.case)
+        inputs = self._reference.inputs(case, message.seed, self._device)
+        raw = {name: tensor.contiguous().view(-1).view(torch.uint8).cpu() for name, tensor in inputs.items()}
+        return Drawn(tuple((name, data.numpy().tobytes()) for name, data in raw.items()))
 
     def arm(self, message: Arm) -> None:
         """Guard bytes between buffers, poison in outputs and workspaces, this content's inputs."""

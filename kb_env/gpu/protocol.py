@@ -202,6 +202,29 @@ class Content:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """Draw a case's inputs and hand them over: for a run whose outputs nobody looks at."""
+
+    case: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Bytes of each input by name."""
+
+    inputs: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Bytes of one argument."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True)
 class Lay:
     """Where everything lies in the arena while one side's plan of one case runs; ``layout`` names it.
 
@@ -289,12 +312,13 @@ class Fail:
 
 Message = (
     Ready | Reserve | Reserved | Load | Bind | Bound | Run | Ran | Batch | Batched | Prove | Copied | Pose
-    | Attach | Detach | Content | Lay | Arm | Check | Checked | Library | LibraryTimes | Done | Fail
+    | Attach | Detach | Content | Draw | Drawn | Feed | Lay | Arm | Check | Checked
+    | Library | LibraryTimes | Done | Fail
 )  # fmt: skip
 
 MESSAGES: tuple[type, ...] = (
     Ready, Reserve, Reserved, Load, Bind, Bound, Run, Ran, Batch, Batched, Prove, Copied, Pose,
-    Attach, Detach, Content, Lay, Arm, Check, Checked, Library, LibraryTimes, Done, Fail,
+    Attach, Detach, Content, Draw, Drawn, Feed, Lay, Arm, Check, Checked, Library, LibraryTimes, Done, Fail,
 )  # fmt: skip
 
 T = TypeVar("T")

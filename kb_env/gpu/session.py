@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 
@@ -41,15 +42,26 @@ class Session:
         try:
             self._verify_and_time()
         except CandidateFault as fault:
-            self.fault = Fault(fault.status, fault.stage, fault.message)
-            self.timings = None
-            self.verification = Verification(
-                ok=False,
-                fault=fault.fault or str(fault.status).lower(),
-                cases_run=self.bench.cases_run,
-                message=fault.message,
-                worst=self.bench.worst,
-            )
+            self.reject(fault)
+
+    def reject(self, fault: CandidateFault) -> None:
+        """End with a fault: no time is left that anybody could be paid for."""
+        self.fault = Fault(fault.status, fault.stage, fault.message)
+        self.timings = None
+        self.verification = Verification(
+            ok=False,
+            fault=fault.fault or str(fault.status).lower(),
+            cases_run=self.bench.cases_run,
+            message=fault.message,
+            worst=self.bench.worst,
+        )
+
+    @property
+    def faster(self) -> bool:
+        """Whether the program was timed and is faster than its baseline beyond doubt."""
+        if not self.timings:
+            return False
+        return sum(math.log(timing.speedup_low) for timing in self.timings) > 0.0
 
     def _verify_and_time(self) -> None:
         bench, task = self.bench, self.prepared.task

@@ -1,0 +1,83 @@
+"""Reading compute-sanitizer's logs, which needs no GPU. The tools themselves run in test_gpu_evaluator.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kb_env.gpu.oracle import Oracle
+from kb_env.gpu.protocol import Draw, Drawn, Pose
+from kb_env.gpu.sanitizer import Report, Sanitizer, finding, small_case
+from kb_env.task import load_task
+from kb_env.types import Case
+
+CLEAN = """========= COMPUTE-SANITIZER
+========= ERROR SUMMARY: 0 errors
+"""
+WRITE = """========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+=========     at add(const float *, const float *, float *, int)+0x90 in kernel.cu:12
+=========     by thread (31,0,0) in block (0,0,0)
+=========     Access to 0x7f6a13a00ffc is out of bounds
+=========         Host Frame: cuLaunchKernelEx [0x30ee8c] in libcuda.so.1
+========= ERROR SUMMARY: 1 error
+"""
+RACE = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at sums(float *, int)+0x60 in /scratch/kernel.cu:7
+=========     and Read access at sums(float *, int)+0x90 in /scratch/kernel.cu:9 [124 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+WARNING = RACE.replace("Error: Race", "Warning: Race").replace(
+    "(1 error, 0 warnings)", "(0 errors, 1 warning)"
+)
+CRASH = """========= COMPUTE-SANITIZER
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at k(float *)+0x10
+=========     by thread (0,0,0) in block (0,0,0)
+========= Target application returned an error
+========= ERROR SUMMARY: 3 errors
+"""
+
+
+@pytest.mark.parametrize(
+    "log, wanted",
+    [
+        (CLEAN, None),
+        (WARNING, None),
+        ("", None),
+        (WRITE.partition("========= ERROR SUMMARY")[0], None),  # the tool did not come to an end
+        (WRITE, "Invalid __global__ write of size 4 bytes in add, kernel.cu:12"),
+        (RACE, "Error: Race reported between Write access in sums, kernel.cu:7"),
+        (CRASH, "Uninitialized __global__ memory read of size 4 bytes"),
+    ],
+)
+def test_first_finding_with_its_line(log: str, wanted: str | None) -> None:
+    assert finding(log) == wanted
+
+
+def test_without_the_tool_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kb_env.gpu.sanitizer.find_tool", lambda: None)
+    task = load_task("softmax")
+    assert Sanitizer(0).check(None, task.check[0], ()) == Report(())  # type: ignore[arg-type]
+
+
+def test_a_small_case_with_something_to_it() -> None:
+    task = load_task("vector_add")
+    sizes = [small_case(task).sizes["n"], small_case(replace(task, check=(Case("c", {"n": 1}),))).sizes["n"]]
+    assert sizes[0] * 12 >= 4096 and sizes[0] < 100_000 and sizes[1] == 1
+
+
+def test_the_oracle_hands_out_inputs_for_a_run_nobody_looks_at() -> None:
+    task = load_task("softmax")
+    with torch.inference_mode():
+        oracle = Oracle("cpu", -1)
+        oracle.answer(Pose(task))
+        case = small_case(task)
+        drawn = oracle.answer(Draw(case.name, 5))
+        assert isinstance(drawn, Drawn)
+        ((name, data),) = drawn.inputs
+        assert (name, len(data)) == ("x", 4 * case.sizes["rows"] * case.sizes["cols"])
+        assert oracle.answer(Draw(case.name, 6)) != drawn
