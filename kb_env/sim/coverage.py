@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kb_env.sim import machine
+from kb_env.sim import compiled
 from kb_env.sim.lower import RULES
 
 _FLOW = {
@@ -47,7 +47,7 @@ def coverage_table() -> str:
     lines += [
         f"| `{name}` | {rows[name][0]} | {rows[name][1]} |" for name in sorted(rows) if name not in _INTERNAL
     ]
-    families = ", ".join(module.__name__.rpartition(".")[2] for module in machine.LOWERINGS)
+    families = ", ".join(module.__name__.rpartition(".")[2] for module in compiled.LOWERINGS)
     return "\n".join([*lines, "", f"Rules live in kb_env/sim: {families}.", ""])
 
 

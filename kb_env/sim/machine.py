@@ -11,36 +11,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import numpy as np
 
 from kb_env.plan import Copy, Fill, Launch, LaunchPlan
-from kb_env.sim import (
-    lower_async,
-    lower_cvt,
-    lower_float,
-    lower_int,
-    lower_matrix,
-    lower_mem,
-    lower_sync,
-    lower_warp,
-    native,
+from kb_env.sim import native
+from kb_env.sim.compiled import (
+    FIRST_SLOT,
+    Kernel,
+    addresses,
+    compile_kernel,
+    flat_kernel,
+    keep,
+    link,
+    stored,
+    symbols_of,
 )
-from kb_env.sim.classes import extra_counts, instruction_class, load_batches, tensor_macs
 from kb_env.sim.counts import LaunchCounts
-from kb_env.sim.flow import analyse, order_blocks
-from kb_env.sim.ir import Flat, flatten
-from kb_env.sim.lower import SLOT_SHIFT, Lowerer, Site
-from kb_env.sim.ptx import Function, PtxError, Variable, parse
+from kb_env.sim.lower import SLOT_SHIFT
+from kb_env.sim.ptx import Module, PtxError, Variable, parse
+from kb_env.store import Store
 from kb_env.types import KbError, Status
 
-#: Instruction families the engine has rules for.
-LOWERINGS = (lower_int, lower_float, lower_cvt, lower_mem, lower_sync, lower_warp, lower_async, lower_matrix)
 DEFAULT_BUDGET = 2_000_000_000
 #: What the largest GPUs allow a block and a thread, in bytes.
 MAX_SHARED, MAX_LOCAL = 232_448, 524_288
 RESIDENT_BLOCKS = 256
-_FIRST_SLOT = 16
 _FAULTS = {
     1: "access out of bounds", 2: "misaligned access", 3: "trap",
     4: "instruction budget used up (does the kernel end?)",
@@ -89,36 +84,41 @@ class KernelFacts:
 
 
 @dataclass
-class _Compiled:
-    flat: Flat
-    sites: list[Site]
-    register_bytes: int
-    zero: bool
-    mix: list[dict[str, int]]
-    loads: list[list[tuple[int, ...]]]  # batches of global loads of each block, as their PTX lines
-    branches: list[int]
-    macs: list[int]  # tensor multiply-adds of each block
-    extra: list[dict[str, float]]  # further counts of each block
-    address: int = 0
-    engine: object = None
+class _Loaded:
+    """A kernel whose code is in this process."""
+
+    kernel: Kernel
+    engine: object
+    address: int
 
 
 class Machine:
-    """A PTX module ready to run. ``cache`` is a folder for the runtime library (default: ~/.cache/kb-env)."""
+    """A PTX module ready to run.
 
-    def __init__(self, ptx: str, cache: Path | None = None) -> None:
-        try:
-            self.module = parse(ptx)
-        except PtxError as error:
-            raise SimFault(Status.REFUSED, str(error)) from error
+    ``cache`` is a folder for the runtime library (default: ~/.cache/kb-env); ``store`` keeps compiled
+    kernels, if given: the PTX is then read only once one of them is not there.
+    """
+
+    def __init__(self, ptx: str, cache: Path | None = None, store: Store | None = None) -> None:
+        self._ptx, self._store = ptx, store
+        self._module: Module | None = None
         self.runtime = native.load(cache or native.default_cache())
         self.findings: list[Finding] = []
         self.text = ""
         self.lane_accesses = 0
-        self.file = next(iter(self.module.files.values()), "")
-        self._symbols = [item for item in self.module.variables.values() if item.space in ("global", "const")]
-        self._addresses = {item.name: (_FIRST_SLOT + i) << SLOT_SHIFT for i, item in enumerate(self._symbols)}
-        self._compiled: dict[str, _Compiled] = {}
+        self._loaded: dict[str, _Loaded | SimFault] = {}
+        if store is None:
+            self.module  # noqa: B018 - a caller without a store learns at once that the PTX is bad
+
+    @property
+    def module(self) -> Module:
+        """The parsed module; raises SimFault (REFUSED) if it cannot be read."""
+        if self._module is None:
+            try:
+                self._module = parse(self._ptx)
+            except PtxError as error:
+                raise SimFault(Status.REFUSED, str(error)) from error
+        return self._module
 
     @property
     def kernels(self) -> dict[str, KernelFacts]:
@@ -126,7 +126,10 @@ class Machine:
         found = {}
         for function in self.module.functions.values():
             if function.entry:
-                flat = self._flat(function)
+                try:
+                    flat = flat_kernel(self.module, function.name)
+                except PtxError as error:
+                    raise SimFault(Status.REFUSED, str(error)) from error
                 opcodes = tuple(item.text for block in flat.blocks for item in block.instrs)
                 sizes = tuple(item.nbytes for item in function.params)
                 found[function.name] = KernelFacts(
@@ -134,74 +137,41 @@ class Machine:
                 )
         return found
 
-    def _flat(self, function: Function) -> Flat:
-        try:
-            return flatten(self.module, function)
-        except PtxError as error:
-            raise SimFault(Status.REFUSED, str(error)) from error
+    @property
+    def symbols(self) -> tuple[Variable, ...]:
+        """Module variables in global and constant memory."""
+        for item in self._loaded.values():
+            if isinstance(item, _Loaded):
+                return item.kernel.symbols
+        return symbols_of(self.module)
 
-    # -- compiling ---------------------------------------------------------------------------------
-
-    def compile(self, kernel: str) -> _Compiled:
-        """Native code of one kernel.
+    def compile(self, name: str) -> _Loaded:
+        """Code of one kernel, from the store or compiled now.
 
         Raises:
             SimFault: REFUSED for what the engine does not support.
         """
-        if kernel not in self._compiled:
-            function = self.module.functions.get(kernel)
-            if function is None or not function.entry:
-                raise SimFault(Status.REFUSED, f"the module has no kernel {kernel}")
-            flat = self._flat(function)
+        if name not in self._loaded:
             try:
-                order_blocks(flat)
-                flow = analyse(flat)
-                sites: list[Site] = []
-                low = Lowerer(flat, flow, self._addresses, sites)
-                body = low.function("kernel")
+                self._loaded[name] = self._load(name)
+            except SimFault as fault:
+                self._loaded[name] = fault
+        found = self._loaded[name]
+        if isinstance(found, SimFault):
+            raise found
+        return found
+
+    def _load(self, name: str) -> _Loaded:
+        kernel = stored(self._store, self._ptx, name) if self._store is not None else None
+        if kernel is None:
+            try:
+                kernel = compile_kernel(self.module, name)
             except PtxError as error:
                 raise SimFault(Status.REFUSED, str(error)) from error
-            mix, loads = [], []
-            for block in flat.blocks:
-                classes: dict[str, int] = {}
-                for item in [*block.instrs, *([block.ender] if block.ender else [])]:
-                    name = instruction_class(item)
-                    classes[name] = classes.get(name, 0) + 1
-                mix.append(classes)
-                loads.append(load_batches(block))
-            macs = [sum(tensor_macs(item) for item in block.instrs) for block in flat.blocks]
-            branches = [int(block.end in ("branch", "brx")) for block in flat.blocks]
-            text = "\n".join([body, *low.declared.values(), '!0 = !{!"branch_weights", i32 1, i32 100000}'])
-            done = _Compiled(
-                flat, sites, low.register_bytes, bool(flow.live_in[0]), mix, loads, branches, macs,
-                [extra_counts(block) for block in flat.blocks],
-            )  # fmt: skip
-            done.engine, done.address = self._native(text, list(low.declared))
-            self._compiled[kernel] = done
-        return self._compiled[kernel]
-
-    def _native(self, text: str, declared: list[str]) -> tuple[object, int]:
-        _initialise()
-        for name in declared:
-            if name.startswith("kb_"):
-                try:
-                    function = getattr(self.runtime, name)
-                except AttributeError:
-                    raise KbError(f"the simulator's runtime has no function {name}") from None
-                llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
-        name, features = native.host()
-        try:
-            module = llvm.parse_assembly(text)
-        except RuntimeError as error:  # a fault of the lowering: this program cannot be run
-            raise SimFault(
-                Status.REFUSED, f"the engine could not translate the kernel: {str(error)[:300]}"
-            ) from error
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=name, features=features, opt=1, jit=True
-        )
-        engine = llvm.create_mcjit_compiler(module, machine)
-        engine.finalize_object()
-        return engine, engine.get_function_address("kernel")
+            if self._store is not None:
+                keep(self._store, self._ptx, kernel)
+        engine, address = link(kernel, self.runtime)
+        return _Loaded(kernel, engine, address)
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -220,6 +190,8 @@ class Machine:
         Raises:
             SimFault: for anything the candidate's kernels did wrong.
         """
+        for launch in plan.launches:
+            self.compile(launch.kernel)
         session = _Session(self, plan, memory)
         counts = []
         for operation in plan.operations:
@@ -233,17 +205,9 @@ class Machine:
                 ].copy()
                 session.buffers[operation.target][operation.target_offset :][: operation.nbytes] = source
             else:
-                data = np.frombuffer(operation.data, dtype=np.uint8)
+                data = np.frombuffer(operation.packed(session.address), dtype=np.uint8)
                 session.buffers[operation.target][operation.offset :][: len(data)] = data
         return counts
-
-
-def _initialise() -> None:
-    try:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-    except RuntimeError:
-        return  # this llvmlite initialises itself
 
 
 def pick_blocks(total: int, count: int) -> list[int]:
@@ -269,16 +233,17 @@ class _Session:
         self.slots: dict[int, tuple[np.ndarray, str, bool]] = {}
         self.address: list[int] = []
         self.buffers: list[np.ndarray] = []
-        symbols = machine._symbols
+        symbols = machine.symbols
+        self.symbol_addresses = addresses(symbols)
         named = {item.name: i for i, item in enumerate(symbols)}
         for i, item in enumerate(symbols):
-            self.slots[_FIRST_SLOT + i] = (self._initial(item), item.name, item.space == "global")
-        following = _FIRST_SLOT + len(symbols)
+            self.slots[FIRST_SLOT + i] = (self._initial(item), item.name, item.space == "global")
+        following = FIRST_SLOT + len(symbols)
         for buffer, data in zip(plan.buffers, memory, strict=True):
             if buffer.kind == "symbol":
                 if buffer.name not in named:
                     raise SimFault(Status.REFUSED, f"the module has no symbol {buffer.name}")
-                slot = _FIRST_SLOT + named[buffer.name]
+                slot = FIRST_SLOT + named[buffer.name]
                 data = self.slots[slot][0]
             else:
                 if data is None or data.dtype != np.uint8 or not data.flags.c_contiguous:
@@ -295,7 +260,7 @@ class _Session:
         data = np.zeros(item.nbytes, dtype=np.uint8)
         raw = bytearray(item.data)
         for offset, symbol, addend in item.addresses:
-            value = self.machine._addresses.get(symbol)
+            value = self.symbol_addresses.get(symbol)
             if value is None:
                 raise SimFault(
                     Status.REFUSED, f"{item.name} holds the address of {symbol}, which is not a variable"
@@ -304,15 +269,15 @@ class _Session:
         data[: len(raw)] = np.frombuffer(bytes(raw), dtype=np.uint8)
         return data
 
-    def parameters(self, launch: Launch, flat: Flat) -> np.ndarray:
+    def parameters(self, launch: Launch, kernel: Kernel) -> np.ndarray:
         """The parameter block: each value at its aligned offset, pointers filled in."""
-        if len(launch.parameters) != len(flat.params):
+        if len(launch.parameters) != len(kernel.params):
             raise SimFault(
                 Status.REFUSED,
-                f"{launch.kernel} takes {len(flat.params)} parameters, not {len(launch.parameters)}",
+                f"{launch.kernel} takes {len(kernel.params)} parameters, not {len(launch.parameters)}",
             )
         offsets, total = [], 0
-        for item, data in zip(flat.params, launch.parameters, strict=True):
+        for item, data in zip(kernel.params, launch.parameters, strict=True):
             if len(data) != item.nbytes:
                 raise SimFault(
                     Status.REFUSED, f"a parameter of {launch.kernel} has {item.nbytes} bytes, not {len(data)}"
@@ -331,7 +296,8 @@ class _Session:
 
     def launch(self, launch: Launch, sample: int | None, budget: int) -> LaunchCounts:
         machine = self.machine
-        code = machine.compile(launch.kernel)
+        loaded = machine.compile(launch.kernel)
+        code = loaded.kernel
         run = native.Run()
         keep: list[np.ndarray] = []
 
@@ -347,28 +313,28 @@ class _Session:
             run.slots[slot] = native.Slot(
                 data.ctypes.data, data.nbytes, read.ctypes.data, written.ctypes.data, int(writable), stamps
             )
-        params = self.parameters(launch, code.flat)
+        params = self.parameters(launch, code)
         run.slots[3] = native.Slot(params.ctypes.data, params.nbytes - 64, None, None, 0, None)
         if sample is not None:
             run.hot = array(2 * native.HOT_WORDS).ctypes.data
             # Warps take turns at every loop iteration, as on hardware, so that reuse distances mean something.
             run.slice, run.rounds = 1, 4096
-        block_counts, sites = array(2 * len(code.flat.blocks)), (native.SiteCount * (len(code.sites) + 1))()
-        run.kernel, run.params, run.param_bytes = code.address, params.ctypes.data, params.nbytes
+        block_counts, sites = array(2 * len(code.blocks)), (native.SiteCount * (len(code.sites) + 1))()
+        run.kernel, run.params, run.param_bytes = loaded.address, params.ctypes.data, params.nbytes
         run.block_counts, run.sites = block_counts.ctypes.data, ctypes.addressof(sites)
         run.register_bytes, run.local_bytes, run.zero_registers = (
             code.register_bytes,
-            code.flat.local_bytes,
+            code.local_bytes,
             int(code.zero),
         )
         run.grid, run.block = (native.u32 * 3)(*launch.grid), (native.u32 * 3)(*launch.block)
         run.cluster = (native.u32 * 3)(*(launch.cluster or (1, 1, 1)))
-        run.shared_bytes = code.flat.shared_bytes + launch.shared_bytes
-        if run.shared_bytes > MAX_SHARED or code.flat.local_bytes > MAX_LOCAL:
+        run.shared_bytes = code.shared_bytes + launch.shared_bytes
+        if run.shared_bytes > MAX_SHARED or code.local_bytes > MAX_LOCAL:
             raise SimFault(
                 Status.CRASHED,
                 f"kernel {launch.kernel} asks for {run.shared_bytes} bytes of shared memory (at most {MAX_SHARED}) "
-                f"and {code.flat.local_bytes} of local memory a thread (at most {MAX_LOCAL})",
+                f"and {code.local_bytes} of local memory a thread (at most {MAX_LOCAL})",
             )
         run.budget = budget
         total = launch.grid[0] * launch.grid[1] * launch.grid[2]
@@ -387,7 +353,7 @@ class _Session:
             raise self._fault(launch, code, run)
         return self._counts(launch, code, run, block_counts, sites, bitmaps, len(picks) or total, total)
 
-    def _collect(self, launch: Launch, code: _Compiled, run: native.Run, findings: ctypes.Array) -> None:
+    def _collect(self, launch: Launch, code: Kernel, run: native.Run, findings: ctypes.Array) -> None:
         for item in findings[: run.finding_count]:
             site = code.sites[item.site]
             message = f"{_FINDINGS[item.kind]}: {site.opcode}"
@@ -397,7 +363,7 @@ class _Session:
                 )
             )
 
-    def _fault(self, launch: Launch, code: _Compiled, run: native.Run) -> SimFault:
+    def _fault(self, launch: Launch, code: Kernel, run: native.Run) -> SimFault:
         item = run.fault
         status = Status.TIMED_OUT if item.kind in (4, 5) else Status.CRASHED
         where = f"kernel {launch.kernel}, block {tuple(item.block)}, thread {item.warp * 32 + item.lane}"
@@ -422,24 +388,23 @@ class _Session:
         return f"address {address:#x}, which is in no buffer"
 
     def _counts(
-        self, launch: Launch, code: _Compiled, run: native.Run, blocks: np.ndarray, sites: ctypes.Array,
+        self, launch: Launch, code: Kernel, run: native.Run, blocks: np.ndarray, sites: ctypes.Array,
         bitmaps: dict[int, tuple[np.ndarray, np.ndarray]], ran: int, total: int,
     ) -> LaunchCounts:  # fmt: skip
         executions, lanes = blocks[0::2], blocks[1::2]
         mix: dict[str, int] = {}
         active = branches = groups = loads = 0
-        for i, classes in enumerate(code.mix):
-            times = int(executions[i])
-            branches += times * code.branches[i]
-            active += int(lanes[i]) * sum(classes.values())
-            for name, number in classes.items():
-                mix[name] = mix.get(name, 0) + times * number
-            groups += times * len(code.loads[i])
-            loads += times * sum(len(lines) for lines in code.loads[i])
         extra: dict[str, float] = {}
-        for i, known in enumerate(code.extra):
-            for name, value in known.items():
-                extra[name] = extra.get(name, 0.0) + int(executions[i]) * value
+        for i, block in enumerate(code.blocks):
+            times = int(executions[i])
+            branches += times * block.branches
+            active += int(lanes[i]) * sum(block.mix.values())
+            for name, number in block.mix.items():
+                mix[name] = mix.get(name, 0) + times * number
+            groups += times * len(block.loads)
+            loads += times * sum(len(lines) for lines in block.loads)
+            for name, value in block.extra.items():
+                extra[name] = extra.get(name, 0.0) + times * value
         tally: dict[tuple[str, str], list[int]] = {}
         lines: dict[int, list[int]] = {}
         for site, count in zip(code.sites, sites, strict=False):
@@ -491,7 +456,7 @@ class _Session:
             atomic_requests=atomic[0],
             atomic_sectors=atomic[1],
             atomic_conflicts=atomic[3],
-            tensor_macs=sum(int(executions[i]) * code.macs[i] for i in range(len(code.macs))),
+            tensor_macs=sum(int(executions[i]) * block.macs for i, block in enumerate(code.blocks)),
             footprint=footprint,
             max_warp_instructions=int(run.max_warp),
             loads_in_flight=loads / groups if groups else 1.0,
@@ -500,7 +465,7 @@ class _Session:
         )
 
 
-def _batches(code: _Compiled, executions: np.ndarray, sites: ctypes.Array) -> dict[str, float]:
+def _batches(code: Kernel, executions: np.ndarray, sites: ctypes.Array) -> dict[str, float]:
     """Batches of global loads that warps waited for, and those among them with a cold load."""
     share = {
         site.line: count.cold / count.requests
@@ -508,8 +473,8 @@ def _batches(code: _Compiled, executions: np.ndarray, sites: ctypes.Array) -> di
         if site.kind == "load" and count.requests
     }
     batches = cold = 0.0
-    for i, groups in enumerate(code.loads):
-        for lines in groups:
+    for i, block in enumerate(code.blocks):
+        for lines in block.loads:
             batches += int(executions[i])
             cold += int(executions[i]) * max(share.get(line, 0.0) for line in lines)
     return {"load_batches": batches, "cold_batches": cold}
