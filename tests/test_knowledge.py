@@ -57,7 +57,7 @@ def histories(draw: st.DrawFn) -> list[Experience | Operation]:
     return made
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(histories(), st.integers(0, 99))
 def test_it_is_rebuilt_from_the_log_alone_to_equality(
     tmp_path_factory: pytest.TempPathFactory, made: list[Experience | Operation], seed: int
@@ -76,7 +76,7 @@ def test_it_is_rebuilt_from_the_log_alone_to_equality(
     assert answers(shuffled) == said
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(histories())
 def test_reverting_the_last_operations_restores_what_was_said(made: list[Experience | Operation]) -> None:
     operations = [item for item in made if isinstance(item, Operation)]
@@ -90,7 +90,7 @@ def test_reverting_the_last_operations_restores_what_was_said(made: list[Experie
         assert answers(after) == answers(before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(histories())
 def test_what_was_rejected_leaves_no_trace(made: list[Experience | Operation]) -> None:
     with_them, without = Knowledge(), Knowledge()

@@ -208,7 +208,7 @@ def test_without_later_steps_no_prediction_is_changed() -> None:
     assert found.kept == (undo,) and len(found.rejected) == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-1, 2), min_size=1, max_size=6), st.lists(st.floats(-2, 2), max_size=6))
 def test_the_score_never_falls_and_a_rejected_update_leaves_no_trace(
     gains: list[float], values: list[float]
@@ -241,12 +241,14 @@ VALUES = (
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+STARTED = Knowledge()
+STARTED.add(starter())
+
+
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.dictionaries(FIELDS, VALUES), max_size=4), st.booleans())
 def test_any_answer_is_an_update_or_a_value_error(items: list[dict[str, Any]], strict: bool) -> None:
-    knowledge = Knowledge()
-    knowledge.add(starter())
-    context = Context.of(knowledge, "H200", "modelled", 1, ("e",))
+    context = Context.of(STARTED, "H200", "modelled", 1, ("e",))
     try:
         found = read_update({"operations": items}, context, strict)
     except ValueError:
@@ -254,6 +256,7 @@ def test_any_answer_is_an_update_or_a_value_error(items: list[dict[str, Any]], s
     for group in found:
         for item in group:
             assert item.author == "gradient 1" and abs(item.value) < 2.2 and "\n" not in item.text
+    knowledge = Knowledge()
     knowledge.add(item for group in found for item in group)
     knowledge.rank("dram", "H200", "modelled")
 
