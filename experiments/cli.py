@@ -30,6 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "bench evaluate": ("experiments.bench_evaluate", "phases and rate of evaluations"),
     "bench tasks": ("experiments.bench_tasks", "the table of all tasks, right and wrong programs"),
+    "bench costs": (
+        "experiments.bench_costs",
+        "what episodes with a language model cost, by part of the prompt",
+    ),
     "bench sim": ("experiments.bench_sim", "the simulator's model against measured times"),
     "bench rollouts": ("experiments.bench_rollouts", "what Ray costs, how rollouts scale"),
     "bench memory": ("experiments.bench_memory", "recall and latency of the episodic memory"),
