@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kb_env.types import KbError
 
 PLAN_SCHEMA = 1
+#: Bytes of an element by CUtensorMapDataType, as far as a plan may use it.
+TENSOR_MAP_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4, 12: 4}
 
 Dim = tuple[int, int, int]
 
@@ -43,8 +45,37 @@ class Pointer:
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """A descriptor for the tensor copy engine, in 128 bytes of a kernel parameter; encoded anew at replay.
+
+    The fields are the arguments of the driver's cuTensorMapEncodeTiled: ``strides`` in bytes, one fewer than
+    ``dims``; enumerators by number. The tensor begins ``addend`` bytes into the buffer.
+    """
+
+    parameter: int
+    offset: int
+    buffer: int
+    addend: int
+    dtype: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    interleave: int
+    swizzle: int
+    promotion: int
+    fill: int
+
+    @property
+    def nbytes(self) -> int:
+        """From the tensor's first byte to its last, over all dimensions."""
+        rows = sum((dim - 1) * stride for dim, stride in zip(self.dims[1:], self.strides, strict=True))
+        return rows + self.dims[0] * TENSOR_MAP_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
 class Launch:
-    """One kernel launch. ``parameters`` holds each parameter's bytes, zero where a pointer goes."""
+    """One kernel launch. ``parameters`` holds each parameter's bytes, zero where a pointer or a descriptor goes."""
 
     kernel: str
     grid: Dim
@@ -55,6 +86,7 @@ class Launch:
     cluster: Dim | None = None
     cooperative: bool = False
     stream: int = 0
+    tensor_maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,12 +114,26 @@ class Copy:
 
 @dataclass(frozen=True)
 class Upload:
-    """Bytes from the candidate's host memory (the same for any data and address) to a buffer."""
+    """Bytes from the candidate's host memory (the same for any data) to a buffer, zero where a pointer goes.
+
+    A pointer's ``parameter`` is 0, its ``offset`` the place in the bytes.
+    """
 
     target: int
     offset: int
     data: bytes
     stream: int = 0
+    pointers: tuple[Pointer, ...] = ()
+
+    def packed(self, addresses: Sequence[int]) -> bytes:
+        """The bytes with the addresses of the plan's buffers written in, little-endian."""
+        if not self.pointers:
+            return self.data
+        out = bytearray(self.data)
+        for pointer in self.pointers:
+            value = (addresses[pointer.buffer] + pointer.addend) & (1 << 64) - 1
+            out[pointer.offset : pointer.offset + 8] = value.to_bytes(8, "little")
+        return bytes(out)
 
 
 @dataclass(frozen=True)
@@ -143,6 +189,9 @@ def check_plan(plan: LaunchPlan, workspace_limit: int) -> None:
     for item in plan.operations:
         if isinstance(item, Launch):
             _check_launch(item, len(plan.buffers))
+            for tensor in item.tensor_maps:
+                _check_tensor_map(tensor, item)
+                span(tensor.buffer, tensor.addend, tensor.nbytes)
         elif isinstance(item, Fill):
             span(item.buffer, item.offset, item.nbytes)
         elif isinstance(item, Copy):
@@ -150,6 +199,7 @@ def check_plan(plan: LaunchPlan, workspace_limit: int) -> None:
             span(item.source, item.source_offset, item.nbytes)
         else:
             span(item.target, item.offset, len(item.data))
+            _check_pointers(item.pointers, (item.data,), len(plan.buffers), "an upload")
 
 
 def _check_launch(launch: Launch, buffers: int) -> None:
@@ -161,13 +211,35 @@ def _check_launch(launch: Launch, buffers: int) -> None:
         raise KbError(f"block {launch.block} of {launch.kernel} is out of range (1 to 1024 threads)")
     if not 0 <= launch.shared_bytes <= 232448:
         raise KbError(f"{launch.shared_bytes} bytes of shared memory for {launch.kernel} are out of range")
-    for pointer in launch.pointers:
-        if not 0 <= pointer.parameter < len(launch.parameters):
-            raise KbError(f"{launch.kernel} has no parameter {pointer.parameter}")
+    _check_pointers(launch.pointers, launch.parameters, buffers, launch.kernel)
+
+
+def _check_pointers(
+    pointers: tuple[Pointer, ...], parameters: tuple[bytes, ...], buffers: int, whose: str
+) -> None:
+    for pointer in pointers:
+        if not 0 <= pointer.parameter < len(parameters):
+            raise KbError(f"{whose} has no parameter {pointer.parameter}")
         if not 0 <= pointer.buffer < buffers:
             raise KbError(f"plan names buffer {pointer.buffer} of {buffers}")
-        if pointer.offset < 0 or pointer.offset + 8 > len(launch.parameters[pointer.parameter]):
-            raise KbError(f"pointer outside parameter {pointer.parameter} of {launch.kernel}")
+        if pointer.offset < 0 or pointer.offset + 8 > len(parameters[pointer.parameter]):
+            raise KbError(f"pointer outside parameter {pointer.parameter} of {whose}")
+
+
+def _check_tensor_map(tensor: TensorMap, launch: Launch) -> None:
+    rank = len(tensor.dims)
+    sizes = (len(tensor.strides) + 1, len(tensor.box), len(tensor.steps))
+    if not 1 <= rank <= 5 or sizes != (rank, rank, rank):
+        raise KbError(f"a tensor descriptor of {launch.kernel} has {rank} dimensions and {sizes} figures")
+    if not 0 <= tensor.parameter < len(launch.parameters):
+        raise KbError(f"{launch.kernel} has no parameter {tensor.parameter}")
+    if not 0 <= tensor.offset <= len(launch.parameters[tensor.parameter]) - 128:
+        raise KbError(f"tensor descriptor outside parameter {tensor.parameter} of {launch.kernel}")
+    positive = (*tensor.dims, *tensor.strides, *tensor.box, *tensor.steps)
+    if tensor.dtype not in TENSOR_MAP_BYTES or min(positive) < 1 or max(positive) >= 1 << 40:
+        raise KbError(f"a tensor descriptor of {launch.kernel} is out of range")
+    if max(tensor.interleave, tensor.swizzle, tensor.promotion, tensor.fill) > 7:
+        raise KbError(f"a tensor descriptor of {launch.kernel} has an unknown mode")
 
 
 def plan_digest(plan: LaunchPlan, rename: Callable[[str], str] = str) -> str:

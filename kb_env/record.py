@@ -30,7 +30,7 @@ from kb_env.types import Argument, Case, Fault, KbError, Status, Task, digest
 
 _STUB = Path(__file__).parent / "stub"
 #: Raised whenever what a recording means changes.
-RECORD_SCHEMA = 2
+RECORD_SCHEMA = 3
 RECORD_SECONDS = 10.0
 RECORD_BYTES = 64 << 20
 #: Larger recordings (megabytes of uploads) are made again each time.

@@ -17,6 +17,7 @@ from kb_env.plan import (
     LaunchPlan,
     Operation,
     Pointer,
+    TensorMap,
     Upload,
 )
 from kb_env.types import Status
@@ -33,6 +34,13 @@ TOTAL_PARAMETER_BYTES = 16 << 20
 
 _ATTRIBUTES = {1: "max_dynamic_shared", 2: "shared_carveout", 3: "non_portable_cluster"}
 Layout = tuple[int, int, int]
+
+
+#: How the stub runtime begins a descriptor of the tensor copy engine (runtime.cpp), and its size and alignment.
+TENSOR_MAP_MAGIC = b"kb tensor map 1\0"
+TENSOR_MAP_SIZE, TENSOR_MAP_ALIGN = 128, 64
+#: Uploads that hold addresses may have this many bytes.
+TABLE_BYTES = 1 << 20
 
 
 class RecordFault(Exception):
@@ -287,8 +295,16 @@ class _Join:
                 return Copy(*target, *source, one.nbytes, one.stream)
         if isinstance(one, RawUpload) and isinstance(two, RawUpload):
             buffer, offset = self.place(one.target, two.target, "an upload")
+            if TENSOR_MAP_MAGIC in one.data:
+                raise RecordFault(
+                    Status.REFUSED,
+                    "an upload of tensor descriptors: pass them as __grid_constant__ parameters",
+                )
             if (one.data, one.stream) == (two.data, two.stream):
                 return Upload(buffer, offset, one.data, one.stream)
+            if len(one.data) == len(two.data) <= TABLE_BYTES and one.stream == two.stream:
+                data, pointers = self.relocate(0, one.data, two.data, "an upload")
+                return Upload(buffer, offset, data, one.stream, tuple(pointers))
         raise _differs("a memory operation")
 
     def launch(self, one: RawLaunch, two: RawLaunch) -> Launch:
@@ -307,7 +323,13 @@ class _Join:
             raise _differs(f"a launch of {one.kernel}")
         parameters: list[bytes] = []
         pointers: list[Pointer] = []
+        tensor_maps: list[TensorMap] = []
         for i, (a, b) in enumerate(zip(one.parameters, two.parameters, strict=True)):
+            for at in range(0, len(a) - TENSOR_MAP_SIZE + 1, TENSOR_MAP_ALIGN):
+                if a.startswith(TENSOR_MAP_MAGIC, at) and b.startswith(TENSOR_MAP_MAGIC, at):
+                    end = at + TENSOR_MAP_SIZE
+                    tensor_maps.append(self.tensor_map(i, at, a[at:end], b[at:end], one.kernel))
+                    a, b = (p[:at] + bytes(TENSOR_MAP_SIZE) + p[end:] for p in (a, b))
             data, found = self.relocate(i, a, b, one.kernel)
             parameters.append(data)
             pointers += found
@@ -321,7 +343,23 @@ class _Join:
             one.cluster if one.cluster != (0, 0, 0) else None,
             one.cooperative,
             one.stream,
+            tuple(tensor_maps),
         )
+
+    def tensor_map(self, parameter: int, at: int, one: bytes, two: bytes, kernel: str) -> TensorMap:
+        """A descriptor out of what the stub wrote in the two recordings; plan.check_plan bounds its figures."""
+        start = len(TENSOR_MAP_MAGIC)
+        if one[:start] + one[start + 8 :] != two[:start] + two[start + 8 :]:
+            raise _differs(f"a tensor descriptor of {kernel}")
+        address, *numbers = struct.unpack_from("<Q5Q4Q5H5B6B", one, start)
+        (other,) = struct.unpack_from("<Q", two, start)
+        buffer, addend = self.place(address, other, f"a tensor descriptor of {kernel}")
+        dims, strides, box, steps = numbers[0:5], numbers[5:9], numbers[9:14], numbers[14:19]
+        dtype, rank, interleave, swizzle, promotion, fill = numbers[19:25]
+        if not 1 <= rank <= 5:
+            raise RecordFault(Status.REFUSED, f"a tensor descriptor of {kernel} has {rank} dimensions")
+        figures = tuple(dims[:rank]), tuple(strides[: rank - 1]), tuple(box[:rank]), tuple(steps[:rank])
+        return TensorMap(parameter, at, buffer, addend, dtype, *figures, interleave, swizzle, promotion, fill)
 
     def relocate(self, parameter: int, one: bytes, two: bytes, kernel: str) -> tuple[bytes, list[Pointer]]:
         """A parameter's bytes with addresses taken out, and where those go."""
@@ -331,7 +369,10 @@ class _Join:
         pointers: list[Pointer] = []
         at = 0
         while at < len(one):
-            if at % 8 == 0 and at + 8 <= len(one) and one[at : at + 8] != two[at : at + 8]:
+            if at % 8 == 0 and one[at : at + 8] == two[at : at + 8]:
+                at += 8
+                continue
+            if at % 8 == 0 and at + 8 <= len(one):
                 (a,), (b,) = struct.unpack_from("<Q", one, at), struct.unpack_from("<Q", two, at)
                 found = self.locate(a, self.layouts[0])
                 if found is not None and found == self.locate(b, self.layouts[1]):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kb_env.plan import Launch, check_plan
+from kb_env.plan import Launch, LaunchPlan, Upload, check_plan
 from kb_env.record import LAYOUTS
-from kb_env.record_frames import RecordFault, merge, parse
+from kb_env.record_frames import TENSOR_MAP_MAGIC, RecordFault, merge, parse
 from kb_env.types import KbError, Status
 
 ARGUMENTS = (("x", 4096), ("y", 4096))
@@ -99,3 +99,63 @@ def test_a_record_without_an_end_tells_how_it_ended() -> None:
         parse(framed(launch([bytes(8)]), status=11), 1)
     with pytest.raises(RecordFault, match=r"exit\(3\)"):
         parse(framed(b"", status=3 << 8), 1)
+
+
+def descriptor(address: int, figures: bytes = b"") -> bytes:
+    dims = struct.pack("<5Q4Q", 16, 8, 0, 0, 0, 64, 0, 0, 0)
+    rest = struct.pack("<5H5B6B", 16, 8, 0, 0, 0, 1, 1, 0, 0, 0, 7, 2, 0, 0, 0, 0)
+    return (TENSOR_MAP_MAGIC + struct.pack("<Q", address) + (figures or dims + rest)).ljust(128, b"\0")
+
+
+def merged(one: bytes, two: bytes) -> LaunchPlan:
+    records = [parse(framed(launch([data]) + b"\x09"), 1)[0] for data in (one, two)]
+    return merge("check0", ARGUMENTS, (records[0], records[1]), LAYOUTS)
+
+
+def test_a_tensor_descriptor_becomes_figures_and_a_place() -> None:
+    first, second = (base + stride for base, stride, _ in LAYOUTS)  # the second argument, y
+    plan = merged(bytes(64) + descriptor(first + 256), bytes(64) + descriptor(second + 256))
+    (tensor,) = plan.launches[0].tensor_maps
+    assert (tensor.parameter, tensor.offset, tensor.buffer, tensor.addend) == (0, 64, 1, 256)
+    assert (tensor.dims, tensor.strides, tensor.box, tensor.steps) == ((16, 8), (64,), (16, 8), (1, 1))
+    assert plan.launches[0].parameters == (bytes(192),) and tensor.nbytes == 7 * 64 + 16 * 4
+    check_plan(plan, 1 << 20)
+    outside = merged(descriptor(first + 4000), descriptor(second + 4000))
+    with pytest.raises(KbError, match="leave buffer y"):
+        check_plan(outside, 1 << 20)
+
+
+@settings(max_examples=200, deadline=None)
+@given(figures=st.binary(min_size=93, max_size=93))
+def test_hostile_descriptors_are_a_plan_or_a_fault(figures: bytes) -> None:
+    first, second = (base + stride for base, stride, _ in LAYOUTS)
+    try:
+        check_plan(merged(descriptor(first, figures), descriptor(second, figures)), 1 << 30)
+    except (RecordFault, KbError):
+        pass
+
+
+def upload(target: int, data: bytes) -> bytes:
+    return struct.pack("<BQQ", 4, target, len(data)) + data + struct.pack("<I", 0)
+
+
+def test_addresses_in_an_upload_become_relocations() -> None:
+    bodies = []
+    for base, stride, _ in LAYOUTS:
+        table = struct.pack("<QQQ", base + 8, 77, base + stride)
+        bodies.append(framed(launch([bytes(8)]) + upload(base + stride, table) + b"\x09"))
+    records = [parse(body, 1)[0] for body in bodies]
+    plan = merge("check0", ARGUMENTS, (records[0], records[1]), LAYOUTS)
+    item = plan.operations[1]
+    assert isinstance(item, Upload) and [(p.offset, p.buffer, p.addend) for p in item.pointers] == [
+        (0, 0, 8),
+        (16, 1, 0),
+    ]
+    assert item.packed([0x1000, 0x2000]) == struct.pack("<QQQ", 0x1008, 77, 0x2000)
+    check_plan(plan, 1 << 20)
+    with pytest.raises(RecordFault):  # what differs is no address
+        one, two = (
+            parse(framed(launch([bytes(8)]) + upload(LAYOUTS[i][0], bytes([i] * 8)) + b"\x09"), 1)[0]
+            for i in (0, 1)
+        )
+        merge("check0", ARGUMENTS, (one, two), LAYOUTS)

@@ -10,7 +10,7 @@ from typing import Any
 from kb_env.gpu.driver import call, driver
 from kb_env.gpu.layout import pack_parameters
 from kb_env.gpu.protocol import LaunchFacts
-from kb_env.plan import Copy, Fill, KernelAttribute, Launch, LaunchPlan, Upload
+from kb_env.plan import Copy, Fill, KernelAttribute, Launch, LaunchPlan, TensorMap, Upload
 from kb_env.types import KbError
 
 _ATTRIBUTES = {
@@ -109,9 +109,11 @@ def _launch(
     launch: Launch, function: Any, addresses: list[int], stream: Any, keep: list[object]
 ) -> Callable[[], None]:
     _check_parameters(launch, function)
-    values = [
-        ctypes.create_string_buffer(data, max(len(data), 1)) for data in pack_parameters(launch, addresses)
-    ]
+    packed = pack_parameters(launch, addresses)
+    for tensor in launch.tensor_maps:
+        data, end = packed[tensor.parameter], tensor.offset + 128
+        packed[tensor.parameter] = data[: tensor.offset] + _encode(tensor, addresses) + data[end:]
+    values = [ctypes.create_string_buffer(data, max(len(data), 1)) for data in packed]
     pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
@@ -124,6 +126,31 @@ def _launch(
     keep += [values, pointers, config, attributes]
     where = ctypes.addressof(pointers)
     return lambda: call(driver.cuLaunchKernelEx, config, function, where, 0)
+
+
+def _encode(tensor: TensorMap, addresses: list[int]) -> bytes:
+    """The descriptor for where the buffer lies now. The driver refuses figures that the hardware cannot take."""
+    try:
+        modes = (
+            driver.CUtensorMapInterleave(tensor.interleave),
+            driver.CUtensorMapSwizzle(tensor.swizzle),
+            driver.CUtensorMapL2promotion(tensor.promotion),
+            driver.CUtensorMapFloatOOBfill(tensor.fill),
+        )
+    except ValueError as error:
+        raise KbError(f"a tensor descriptor asks for what this driver has not: {error}") from error
+    made = call(
+        driver.cuTensorMapEncodeTiled,
+        driver.CUtensorMapDataType(tensor.dtype),
+        len(tensor.dims),
+        addresses[tensor.buffer] + tensor.addend,
+        [driver.cuuint64_t(value) for value in tensor.dims],
+        [driver.cuuint64_t(value) for value in tensor.strides],
+        [driver.cuuint32_t(value) for value in tensor.box],
+        [driver.cuuint32_t(value) for value in tensor.steps],
+        *modes,
+    )
+    return ctypes.string_at(made.getPtr(), 128)
 
 
 def _launch_attributes(launch: Launch) -> list[Any]:
@@ -153,9 +180,10 @@ def _transfer(
         target = addresses[item.target] + item.target_offset
         source = addresses[item.source] + item.source_offset
         return lambda: call(driver.cuMemcpyDtoDAsync, target, source, item.nbytes, stream)
-    if item.data not in uploads:
-        uploads[item.data] = Pinned(item.data)
-    pinned = uploads[item.data]
+    data = item.packed(addresses)
+    if data not in uploads:
+        uploads[data] = Pinned(data)
+    pinned = uploads[data]
     where = addresses[item.target] + item.offset
     return lambda: call(driver.cuMemcpyHtoDAsync, where, pinned.address, pinned.nbytes, stream)
 

@@ -473,6 +473,57 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, 
     return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
 }
 
+// Descriptors of the tensor copy engine. The stub writes down what was asked for, in a form of its own that the
+// reader of the record knows; replay encodes it for the true address (kb_env/record_frames.py, kb_env/gpu/replay.py).
+
+int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, const uint64_t* dims,
+                           const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
+                           int swizzle, int promotion, int fill) {
+    constexpr int invalid = 1;  // CUDA_ERROR_INVALID_VALUE
+    if (map == nullptr || rank < 1 || rank > 5 || dims == nullptr || box == nullptr || steps == nullptr) return invalid;
+    if ((rank > 1 && strides == nullptr) || !is_fake(reinterpret_cast<uint64_t>(address))) return invalid;
+    unsigned char out[128] = {};
+    size_t at = 0;
+    auto add = [&](const void* data, size_t size) {
+        memcpy(out + at, data, size);
+        at += size;
+    };
+    add("kb tensor map 1", 16);
+    uint64_t where = reinterpret_cast<uint64_t>(address);
+    add(&where, 8);
+    uint64_t wide[9] = {};
+    for (uint32_t i = 0; i < rank; i++) wide[i] = dims[i];
+    for (uint32_t i = 0; i + 1 < rank; i++) wide[5 + i] = strides[i];
+    add(wide, sizeof wide);
+    uint16_t boxes[5] = {};
+    unsigned char bytes[11] = {};
+    for (uint32_t i = 0; i < rank; i++) {
+        if (box[i] < 1 || box[i] > 256 || steps[i] < 1 || steps[i] > 8) return invalid;
+        boxes[i] = uint16_t(box[i]);
+        bytes[i] = (unsigned char)steps[i];
+    }
+    add(boxes, sizeof boxes);
+    const int modes[6] = {type, int(rank), interleave, swizzle, promotion, fill};
+    for (int i = 0; i < 6; i++) {
+        if (modes[i] < 0 || modes[i] > 255) return invalid;
+        bytes[5 + i] = (unsigned char)modes[i];
+    }
+    add(bytes, sizeof bytes);
+    memcpy(map, out, sizeof out);
+    return 0;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+    if (strcmp(symbol, "cuTensorMapEncodeTiled") != 0) refuse(std::string("the driver's function ") + symbol);
+    *function = reinterpret_cast<void*>(&cuTensorMapEncodeTiled);
+    if (found) *found = cudaDriverEntryPointSuccess;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long flags,
+                                    cudaDriverEntryPointQueryResult* found) {
+    return cudaGetDriverEntryPointByVersion(symbol, function, 0, flags, found);
+}
+
 // Streams and events. The plan keeps the order of issue, which every dependency allows.
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
