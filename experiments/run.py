@@ -20,11 +20,14 @@ from experiments.rollout import play
 from experiments.run_folder import RunFolder, unified_diff
 from kb_env.backends import explain, make_evaluator
 from kb_env.env import CudaEnv
+from kb_env.evaluators import Evaluator
 from kb_env.show import footer, header, row
 from kb_env.task import load_task
 from kb_env.types import Episode
 from kb_env.versions import versions
 from memory.store import Memory
+from policies.chat import Chat, Settings
+from policies.judge_soft import SoftJudged
 from policies.policy import Policy, make_policy
 from policies.recall import TechniqueMemory
 
@@ -49,6 +52,8 @@ class Args:
     """folder of an episodic memory to recall from and add to"""
     llm: ModelOptions = NO_MODEL
     """the model of an LLM policy"""
+    soft_judge: str | None = None
+    """MODEL or MODEL@URL that looks at verified programs for special cases; it can only lower trust"""
     record: Path | None = None
     """append every evaluation to this file, for --backend replay:FILE"""
     json: bool = False
@@ -69,6 +74,24 @@ def policy_of(args: Args, memory: Memory | None, device: str, source: str) -> Po
     return make_policy(name if name == "script" else args.policy, **given)
 
 
+def judged(evaluator: Evaluator, model: str | None) -> Evaluator:
+    """The evaluator with a soft judge behind it, where one is asked for."""
+    if model is None:
+        return evaluator
+    name, _, url = model.partition("@")
+    return SoftJudged(evaluator, Chat(Settings(name, url or None)))
+
+
+def doubts(episode: Episode) -> list[str]:
+    """What the soft judge objected to, a line a step; the best program's step says so."""
+    found = []
+    for step in episode.steps:
+        if step.evaluation is not None and step.evaluation.trust == "doubted":
+            best = ", THE BEST PROGRAM" if step.after == episode.best else ""
+            found.append(f"step {step.index + 1}{best} is doubted: {step.evaluation.health['soft_judge']}")
+    return found
+
+
 def result(episode: Episode, folder: Path, seconds: float) -> dict[str, Any]:
     """The run's outcome as flat facts."""
     return {
@@ -83,6 +106,7 @@ def result(episode: Episode, folder: Path, seconds: float) -> dict[str, Any]:
         "best_high": episode.best_high,
         "steps": len(episode.steps),
         "ended": episode.ended,
+        "doubted": len(doubts(episode)),
         "seconds": round(seconds, 2),
         "folder": str(folder),
     }
@@ -98,7 +122,7 @@ def show_diff(console: Console, diff: str) -> None:
 def main(args: Args) -> int:
     task = load_task(args.task)
     memory = Memory(args.memory) if args.memory is not None else None
-    evaluator = make_evaluator(args.backend, record=args.record)
+    evaluator = judged(make_evaluator(args.backend, record=args.record), args.soft_judge)
     policy = policy_of(args, memory, evaluator.device, evaluator.source)
     folder = RunFolder(
         args.out or Path("runs") / f"{task.name}-{policy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -130,6 +154,8 @@ def main(args: Args) -> int:
     facts = result(episode, folder.path, time.perf_counter() - started)
     show_diff(console, unified_diff(episode))
     console.print(footer(episode), highlight=False, markup=False)
+    for line in doubts(episode):
+        console.print(line, highlight=False, markup=False)
     console.print(
         f"{episode.source}, {episode.trust}, {episode.device}; {len(episode.steps)} steps; report: {page}",
         highlight=False,

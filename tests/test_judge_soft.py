@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paper import PaperEvaluator
 
+from experiments import cli, run
 from experiments.scripted_server import Reply, ScriptedServer
 from kb_env.env import CudaEnv
 from kb_env.task import load_task, solutions
@@ -137,3 +139,25 @@ def test_a_judge_that_does_not_answer_changes_nothing(chat: Chat, said: list[Any
 def test_a_program_too_long_is_not_judged(chat: Chat) -> None:
     opinion = judge(chat, TASK, Program("softmax", "x = y + 1;\n" * 20_000))
     assert not opinion.asked and chat.usage.requests == 0
+
+
+def test_kb_run_says_what_is_doubted(
+    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "make_evaluator", lambda backend, record: PaperEvaluator())
+    (tmp_path / "fast.cu").write_text("// us: 500\nvoid launch();\n")
+    words = [
+        "run",
+        "softmax",
+        "--policy",
+        f"script:{tmp_path / 'fast.cu'}",
+        "--steps",
+        "1",
+        "--backend",
+        "sim",
+    ]
+    more = ["--out", str(tmp_path / "out"), "--soft-judge", f"m@{chat.settings.base_url}", "--json"]
+    assert cli.main([*words, *more]) == 0
+    text = capsys.readouterr().out
+    assert "step 1, THE BEST PROGRAM is doubted: objects: It only handles one size." in text
+    assert json.loads(text.splitlines()[-1])["doubted"] == 1
