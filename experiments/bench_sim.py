@@ -1,11 +1,18 @@
 """``kb bench sim``: how well the simulator's modelled times agree with measured ones.
 
-The measured side is a JSON file made on a machine with the GPU:
+    kb bench sim --calibrate mine.json      on a machine with a GPU: measure the corpus, then compare
+    kb bench sim --measured experiments/sim_corpus/h200.json --part held-out
+    kb bench sim --speed                    seconds of a step, cold and cached
+    kb bench sim --stored --json            the last stored comparison
+
+The measured side is a JSON file:
 
     {"device": "H200", "programs": [
         {"task": "softmax", "name": "vec4", "text": "...source...", "measured_us": {"bench0": 36.1}}]}
 
-``file`` (a path, relative to the JSON file) may stand in place of ``text``. Without such a file the
+``file`` (a path, relative to the JSON file) or ``sha256`` (of a program of the corpus, see
+sim_corpus.py) may stand in place of ``text``; ``part`` says whether the model was calibrated on the
+program or it was held out. Without such a file the
 built-in tasks' own programs are modelled and nothing is compared. Every modelled figure is called so.
 """
 
@@ -15,14 +22,17 @@ import itertools
 import json
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scipy.stats import spearmanr
 
+from experiments import sim_measure
+from experiments.sim_corpus import load, text_hash
 from kb_env.sim.evaluator import SimEvaluator
 from kb_env.store import default_store
 from kb_env.task import builtin_names, load_task, solutions
@@ -44,6 +54,12 @@ class Args:
     """the GPU to model, where the file names none"""
     tasks: tuple[str, ...] = ()
     """only these tasks"""
+    part: str = "all"
+    """held-out, calibration or all: which programs of the file"""
+    calibrate: Path | None = None
+    """measure the corpus and the microbenchmarks on this machine's GPU into this file, then compare with it"""
+    speed: bool = False
+    """time steps of the built-in tasks instead: cold, then cached"""
     store: Path | None = None
     """folder of the build cache"""
     save: bool = False
@@ -66,6 +82,9 @@ class Row:
     limiter: str | None
     seconds: float
     message: str = ""
+    part: str = ""
+    #: medians of the even and of the odd runs on hardware: what repeats there
+    halves_us: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +94,8 @@ class Figures:
     ``spearman`` is the mean over tasks of the rank correlation inside each, ``spearman_worst_task``
     the smallest; ``pairs_right`` is the share of pairs of one task that differ by more than 10 % on
     hardware and are ordered the same; ``mape`` is the median of exp(|log(modelled/measured)|) - 1.
+    ``spearman_repeat`` is ``spearman`` of one half of the hardware's runs with the other half: no
+    model can be expected to do better.
     """
 
     spearman: float | None
@@ -85,6 +106,7 @@ class Figures:
     mape: float | None
     programs: int
     tasks: int
+    spearman_repeat: float | None = None
 
 
 def figures(rows: Sequence[Row]) -> Figures:
@@ -107,7 +129,17 @@ def figures(rows: Sequence[Row]) -> Figures:
         mape=statistics.median(math.exp(abs(math.log(a / b))) - 1 for a, b in both) if both else None,
         programs=len(both),
         tasks=len(by_task),
+        spearman_repeat=_repeat(rows),
     )
+
+
+def _repeat(rows: Sequence[Row]) -> float | None:
+    by_task: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.halves_us is not None and row.modelled_us is not None:
+            by_task.setdefault(row.task, []).append(row.halves_us)
+    ranks = [rank for pairs in by_task.values() if (rank := _spearman(pairs)) is not None]
+    return statistics.fmean(ranks) if ranks else None
 
 
 def _spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -128,23 +160,39 @@ def _ordered(by_task: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[int,
     return right, total
 
 
-def model_one(
-    evaluator: SimEvaluator, task: Task, name: str, program: Program, measured: Mapping[str, float]
-) -> Row:
+@dataclass(frozen=True)
+class Item:
+    """A program and what hardware took for it, by bench case; nothing where it was not measured."""
+
+    task: str
+    name: str
+    text: str
+    part: str = ""
+    measured_us: Mapping[str, float] = field(default_factory=dict)
+    halves_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+def model_one(evaluator: SimEvaluator, task: Task, item: Item) -> Row:
     """Verify and model one program."""
     started = time.perf_counter()
-    found = evaluator.evaluate(task, program)
+    found = evaluator.evaluate(task, Program(task.name, item.text))
     seconds = time.perf_counter() - started
-    real = [measured[case.name] for case in task.bench if case.name in measured]
+    names = [case.name for case in task.bench]
+    known = all(name in item.measured_us for name in names)
+    halves = None
+    if all(len(item.halves_us.get(name, ())) == 2 for name in names):
+        halves = _mean([item.halves_us[n][0] for n in names]), _mean([item.halves_us[n][1] for n in names])
     return Row(
         task=task.name,
-        name=name,
+        name=item.name,
         status=str(found.status),
         modelled_us=_mean([t.candidate_us[0] for t in found.timings]) if found.timings else None,
-        measured_us=_mean(real) if len(real) == len(task.bench) else None,
+        measured_us=_mean([item.measured_us[name] for name in names]) if known else None,
         limiter=found.limiter,
         seconds=seconds,
         message=found.message if found.fault is not None else "",
+        part=item.part,
+        halves_us=halves,
     )
 
 
@@ -152,46 +200,55 @@ def _mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
 
-def read_measured(path: Path) -> tuple[str | None, list[tuple[str, str, str, dict[str, float]]]]:
-    """Device and (task, name, source text, microseconds by case) of a measured file.
+def read_measured(path: Path) -> tuple[str | None, list[Item]]:
+    """Device and programs of a measured file.
 
     Raises:
-        KbError: if the file is not of that form.
+        KbError: if the file is not of that form, or names a program that is not in the corpus.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        found = []
-        for item in data["programs"]:
-            text = item.get("text")
-            if text is None:
-                text = (path.parent / item["file"]).read_text(encoding="utf-8")
-            times = {str(case): float(us) for case, us in item["measured_us"].items()}
-            if not all(0 < us < math.inf for us in times.values()):
-                raise ValueError(f"{item['name']}: a time is not a positive number")
-            found.append((str(item["task"]), str(item["name"]), str(text), times))
-        return data.get("device"), found
+        corpus = {}
+        if any("sha256" in item for item in data["programs"]):
+            corpus = {text_hash(entry.text): entry.text for entry in load()}
+        return data.get("device"), [_item(item, path.parent, corpus) for item in data["programs"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise KbError(
             f"cannot read measured times from {path}: {error!r}; see kb bench sim --help"
         ) from error
 
 
-def programs(args: Args) -> tuple[str, list[tuple[Task, str, Program, dict[str, float]]]]:
+def _item(item: Mapping[str, Any], folder: Path, corpus: Mapping[str, str]) -> Item:
+    text = item.get("text")
+    if text is None:
+        file = item.get("file")
+        text = corpus[item["sha256"]] if file is None else (folder / file).read_text(encoding="utf-8")
+    times = {str(case): float(us) for case, us in item["measured_us"].items()}
+    if not all(0 < us < math.inf for us in times.values()):
+        raise ValueError(f"{item['name']}: a time is not a positive number")
+    part, halves = str(item.get("part", "")), dict(item.get("halves_us", {}))
+    return Item(str(item["task"]), str(item["name"]), str(text), part, times, halves)
+
+
+def programs(args: Args) -> tuple[str, list[Item]]:
     """The GPU to model and what to model on it."""
-    if args.measured is not None:
-        device, rows = read_measured(args.measured)
-        tasks = {name: load_task(name) for name in dict.fromkeys(row[0] for row in rows)}
-        chosen = [
-            (tasks[task], name, Program(task, text), times)
-            for task, name, text, times in rows
-            if not args.tasks or task in args.tasks
+    file = args.calibrate or args.measured
+    if file is not None:
+        device, items = read_measured(file)
+        wanted = [
+            item
+            for item in items
+            if (not args.tasks or item.task in args.tasks) and args.part in ("all", item.part)
         ]
-        return device or args.device, chosen
+        # The driver calls it NVIDIA H200, the descriptions H200.
+        return (device or args.device).removeprefix("NVIDIA ").split()[0], wanted
     chosen = []
     for name in args.tasks or builtin_names():
         task = load_task(name)
-        chosen.append((task, "initial", task.initial, {}))
-        chosen += [(task, label, program, {}) for label, program in solutions(task, "right").items()]
+        chosen.append(Item(name, "initial", task.initial.text))
+        chosen += [
+            Item(name, f"right/{label}", program.text) for label, program in solutions(task, "right").items()
+        ]
     return args.device, chosen
 
 
@@ -205,24 +262,80 @@ def show(row: Row) -> str:
     return f"{row.task:<28} {row.name:<24} {modelled} {measured} {ratio} {row.seconds:6.2f} s  {last}"
 
 
+def worst(rows: Sequence[Row], number: int = 12) -> list[Row]:
+    """The rows whose modelled time is furthest from the measured one."""
+    both = [row for row in rows if row.modelled_us is not None and row.measured_us is not None]
+    return sorted(both, key=lambda row: -abs(math.log(row.modelled_us / row.measured_us)))[:number]  # type: ignore[operator]
+
+
 def main(args: Args) -> int:
     if args.stored:
         return _print_stored(args)
+    if args.speed:
+        return speed(args)
+    if args.calibrate is not None:
+        sim_measure.main(sim_measure.Args(args.calibrate, tasks=args.tasks, store=args.store))
     device, chosen = programs(args)
+    tasks = {name: load_task(name) for name in dict.fromkeys(item.task for item in chosen)}
     rows = []
     print(f"{'task':<28} {'program':<24} {'modelled':>10} {'measured':>10} {'ratio':>6} (us on {device})")
     with SimEvaluator(device, args.store or default_store()) as evaluator:
-        for task, name, program, times in chosen:
-            rows.append(model_one(evaluator, task, name, program, times))
+        for item in chosen:
+            rows.append(model_one(evaluator, tasks[item.task], item))
             print(show(rows[-1]), flush=True)
-    result: dict[str, Any] = {"source": "modelled", "device": device, **asdict(figures(rows))}
+    found = figures(rows)
+    if found.programs:
+        print("\nwhere the model is most wrong:")
+        for row in worst(rows):
+            print(show(row))
+        print()
+        for task in tasks:
+            mine = figures([row for row in rows if row.task == task])
+            print(f"{task:<28} {_facts(mine)}")
+    result: dict[str, Any] = {"source": "modelled", "device": device, "part": args.part, **asdict(found)}
     if args.save:
         draft = STORED.with_suffix(".draft")
         draft.parent.mkdir(exist_ok=True)
-        draft.write_text(json.dumps({**result, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        kept = [asdict(row) for row in rows]
+        draft.write_text(json.dumps({**result, "rows": kept}, indent=1) + "\n")
         draft.replace(STORED)
     _print(result, args.json)
     return 0
+
+
+def _facts(found: Figures) -> str:
+    parts = [("spearman", found.spearman), ("pairs right", found.pairs_right), ("median error", found.mape)]
+    return "  ".join(f"{name} {value:.2f}" for name, value in parts if value is not None)
+
+
+def speed(args: Args) -> int:
+    """Seconds of one step (build, record, check, count and model) of each task's right/ programs.
+
+    The task's reference and its initial program are known, as in the second step of an episode.
+    """
+    cold: list[Mapping[str, float]] = []
+    cached: list[Mapping[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder, SimEvaluator(args.device, Path(folder)) as evaluator:
+        for name in args.tasks or builtin_names():
+            task = load_task(name)
+            evaluator.evaluate(task, task.initial)
+            for label, program in solutions(task, "right").items():
+                for kept in (cold, cached):
+                    kept.append(_timed(evaluator, task, program))
+                line = "  ".join(f"{phase} {value:.2f}" for phase, value in cold[-1].items())
+                print(f"{name:<28} {label:<24} cold: {line}  cached: {cached[-1]['total']:.2f}", flush=True)
+    result: dict[str, Any] = {"source": "modelled", "device": args.device, "programs": len(cold)}
+    for label, kept in (("cold", cold), ("cached", cached)):
+        for phase in ("total", "build", "record", "verify", "time"):
+            result[f"{label}_{phase}_seconds"] = statistics.median(item.get(phase, 0.0) for item in kept)
+    _print(result, args.json)
+    return 0
+
+
+def _timed(evaluator: SimEvaluator, task: Task, program: Program) -> dict[str, float]:
+    started = time.perf_counter()
+    found = evaluator.evaluate(task, program)
+    return {"total": time.perf_counter() - started, **found.seconds}
 
 
 def _print_stored(args: Args) -> int:

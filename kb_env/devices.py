@@ -83,8 +83,8 @@ DEVICES: dict[str, Device] = {
         # on one H200 in December 2026; H100 white paper for the SM.
         Device(
             "H200", "sm_90a", 132, 1.98, 4800.0, 0.76, 60 << 20, 7200.0, 256 << 10, 228 << 10, 227 << 10,
-            max_warps=64, mma_share=0.63, dram_ns=340.0, l2_ns=80.0, l2_slices=96,
-            launch_us=2.0, gap_us=1.27, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
+            max_warps=64, mma_share=0.63, dram_ns=240.0, l2_ns=60.0, l2_slices=96,
+            launch_us=2.4, gap_us=1.27, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
             **_AMPERE_UP,
         ),
         # NVIDIA H100 Tensor Core GPU Architecture white paper, SXM5 80 GB.

@@ -8,6 +8,7 @@ task, device and seed give the same evaluation to the bit.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import replace
@@ -47,9 +48,10 @@ if TYPE_CHECKING:  # torch takes seconds to import: only once numbers are checke
 
 #: Half-width of a 95 % interval in standard errors.
 Z95 = 1.96
-#: Relative standard error of a ratio of two different programs beside what the shares explain:
-#: sampling of blocks and differences that no constant stands for.
-INDEPENDENT = 0.02
+#: Relative standard error of a ratio of two different programs beside what the shares explain (sampling of
+#: blocks, what no constant stands for), and how it grows with their difference: from the residuals of
+#: the calibration set.
+INDEPENDENT, GROWING = 0.04, 0.10
 
 
 class SimEvaluator:
@@ -69,7 +71,7 @@ class SimEvaluator:
         self.model: Device = device_named(device)
         self.device = self.model.name
         self.store = store or default_store()
-        self._client = Client()
+        self._client = Client(self.store)
         self._inputs = BenchInputs()
         self._counter = Counter(self._client, self._inputs, self.store)
         self._references: dict[str, Reference] = {}
@@ -215,7 +217,8 @@ def _timing(case: str, name: str, result: CaseResult, other: CaseResult, same: b
     candidate = max(result.modelled.us, result.floor_us)
     baseline = max(other.modelled.us, other.floor_us)
     spread = ratio_spread(result.modelled, other.modelled)
-    half = 0.0 if same else Z95 * (spread * spread + INDEPENDENT * INDEPENDENT) ** 0.5
+    apart = GROWING * 2.0 * abs(baseline - candidate) / (baseline + candidate)
+    half = 0.0 if same else Z95 * math.sqrt(spread * spread + INDEPENDENT * INDEPENDENT + apart * apart)
     speedup = baseline / candidate
     return Timing(
         case=case,

@@ -23,9 +23,9 @@ SECTOR = 32
 L2_USABLE = 0.70
 #: Share of the L2 that holds written data which has not gone to device memory when a kernel ends
 #: (H200: 12 of 60 MB, from what DRAM had been written after kernels of known output).
-L2_DIRTY = 0.18
+L2_DIRTY = 0.15
 #: How fast reuses are lost as live data grows over the capacity: at 1 + 1/SLOPE of it all are.
-SLOPE = 2.8
+SLOPE = 3.0
 #: Part of a block's data that is live at a time where no reuse distance was counted.
 LIVE_SHARE = 0.25
 #: Extra L2 slots of a store that covers none of its sector's bytes (naive transpose on an H200:
