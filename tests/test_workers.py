@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from paper import PaperEvaluator
 
+from experiments import workers
 from experiments.leased import Device, kind_of
 from experiments.run_folder import RunFolder, timeless
 from experiments.streams import Conditions, Stream, plan, play_stream
@@ -141,9 +142,10 @@ class Slow(PaperEvaluator):
         return super().measure(prepared, purpose)
 
 
-def test_a_silent_worker_is_replaced() -> None:
+def test_a_silent_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "REPEATS", 1)
     forever = Stream("forever", "signal:pause", 0, ("softmax",))  # making this policy never ends
-    with WorkerPool(PaperEvaluator, 2, silence=1.5) as pool:
+    with WorkerPool(PaperEvaluator, 2, silence=10.0) as pool:
         found, failures = played(pool, [forever, PLAN[0]])
     assert set(found) == set(PLAN[0].names) and len(failures) == 1 and "said nothing" in failures[0]
 
