@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kb_env.records import RecordError
-from kb_env.sim.wire import Hello, Request, Response, WorkerGone, close_all, receive, send
+from kb_env.sim.wire import Ended, Hello, Request, Response, WorkerGone, close_all, receive, send
 from kb_env.types import KbError, Status
 
 #: How long a new process may take until it is ready.
 START_SECONDS = 60.0
+#: How long it may take to say how a run ended whose answer broke off.
+END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,13 @@ class _Process:
 
 
 class Client:
-    """One resident simulator process, started at the first request. Safe to share between threads."""
+    """One resident simulator process, started at the first request. Safe to share between threads.
 
-    def __init__(self) -> None:
+    ``store`` is the folder that keeps compiled kernels; without one they are compiled anew.
+    """
+
+    def __init__(self, store: Path | None = None) -> None:
+        self._store = store
         self._process: _Process | None = None
         self._lock = threading.Lock()
 
@@ -68,26 +74,47 @@ class Client:
         process = self._ready()
         deadline = time.monotonic() + seconds
         process.channel.settimeout(seconds)
-        sent: tuple[int, ...] = ()
+        # The answer comes on a connection of its own: a hostile run has no hand on the next request's.
+        ours, theirs = socket.socketpair()
         try:
-            send(process.channel, request, files)
-            response, sent = receive(process.channel, Response, deadline)
+            try:
+                send(process.channel, request, (*files, theirs.fileno()))
+            finally:
+                theirs.close()
+            response, sent = receive(ours, Response, deadline)
+            close_all(sent)
+            code = self._ended(process, request, deadline + END_SECONDS)
         except TimeoutError:
             self._end()
             return Failure(Status.TIMED_OUT, f"the simulator gave no answer within {seconds:.0f} s")
         except (WorkerGone, RecordError) as error:
-            code = self._end()
-            if code == -signal.SIGXCPU:
-                return Failure(
-                    Status.TIMED_OUT, f"the simulator used more than {request.cpu_seconds} s of processor"
-                )
-            return Failure(Status.CRASHED, f"the simulator process ended with {_name(code)} ({error})")
+            return self._broken(process, request, str(error))
         finally:
-            close_all(sent)
-        if response.number != request.number:
-            self._end()
-            return Failure(Status.CRASHED, "the simulator process answered another request")
+            ours.close()
+        if response.number != request.number or code != 0:
+            return Failure(Status.CRASHED, f"the simulator process ended with {_name(code)}")
         return response
+
+    def _ended(self, process: _Process, request: Request, deadline: float) -> int:
+        """Exit code of the child that ran a request, from the resident process."""
+        ended, sent = receive(process.channel, Ended, deadline)
+        close_all(sent)
+        if ended.number != request.number:
+            raise WorkerGone("the simulator process is out of step")
+        return ended.code
+
+    def _broken(self, process: _Process, request: Request, error: str) -> Failure:
+        """What a run that ended without a whole answer counts as."""
+        code: int | None
+        try:
+            code = self._ended(process, request, time.monotonic() + END_SECONDS)
+        except (TimeoutError, WorkerGone, RecordError):
+            code = self._end()
+        if code == -signal.SIGXCPU:
+            return Failure(
+                Status.TIMED_OUT, f"the simulator used more than {request.cpu_seconds} s of processor"
+            )
+        return Failure(Status.CRASHED, f"the simulator process ended with {_name(code)} ({error})")
 
     def _ready(self) -> _Process:
         process = self._process
@@ -98,7 +125,7 @@ class Client:
             self._end()
             process = None
         if process is None:
-            process = self._process = _start()
+            process = self._process = _start(self._store)
         return process
 
     def _end(self) -> int | None:
@@ -120,7 +147,7 @@ class Client:
         return last if code is None else code
 
 
-def _start() -> _Process:
+def _start(store: Path | None) -> _Process:
     ours, theirs = socket.socketpair()
     root = str(Path(__file__).parents[2])
     environment = {
@@ -131,6 +158,7 @@ def _start() -> _Process:
         "OPENBLAS_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "kb_env.sim.worker", str(theirs.fileno()), str(os.getpid())]
+    command += [str(store)] if store is not None else []
     with tempfile.TemporaryFile() as words:
         try:
             popen = subprocess.Popen(

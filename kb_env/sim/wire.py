@@ -1,6 +1,6 @@
 """What the evaluator and its simulator process say to each other: checked records on a socket.
 
-A message is eight bytes of length, with at most two file descriptors attached, and a msgpack
+A message is eight bytes of length, with at most three file descriptors attached, and a msgpack
 record. Arrays travel as sealed memory files: the parent cannot be hurt by a child that cuts one
 short, and big buffers are mapped, not copied.
 """
@@ -97,6 +97,14 @@ class Response:
     results: tuple[JobResult, ...]
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How the process that answered a request ended: its exit code, or minus the signal."""
+
+    number: int
+    code: int
+
+
 def send(channel: socket.socket, record: object, files: tuple[int, ...] = ()) -> None:
     data = pack(record)
     header = struct.pack("<Q", len(data))
@@ -123,7 +131,7 @@ def receive(channel: socket.socket, cls: type[T], deadline: float | None = None)
     files: list[int] = []
     try:
         _arm(channel, deadline)
-        header, files, _, _ = socket.recv_fds(channel, 8, 2)
+        header, files, _, _ = socket.recv_fds(channel, 8, 3)
         if not header:
             raise WorkerGone("connection closed")
         header += _exactly(channel, 8 - len(header), deadline)

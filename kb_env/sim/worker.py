@@ -1,31 +1,30 @@
-"""The simulator process: ``python -m kb_env.sim.worker FD`` runs plans of candidate kernels.
+"""The simulator process: ``python -m kb_env.sim.worker FD PARENT STORE`` runs plans of candidate kernels.
 
-It is started ahead, has no secrets and no expected result, and is replaced after any crash or
-timeout. It limits itself before it reads the first request: processor time per request, address
-space, file size, no core files, no new privileges, its own network namespace where the system
-allows one. It dies with its parent.
+The resident process compiles kernels (and keeps them in the store) but runs none. Each request is
+run by a child of its own, forked with the code in place, which gives up files, network and most
+system calls first: what a candidate does ends with its child, and nothing of it reaches the cache.
+Neither process has secrets or an expected result; both die with their parent.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
-import resource
-import signal
 import socket
 import sys
 import time
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 
 from kb_env.records import RecordError
-from kb_env.sim import native
+from kb_env.sim import confine, native
 from kb_env.sim.counts import LaunchCounts
 from kb_env.sim.machine import Machine, SimFault
 from kb_env.sim.wire import (
     HARNESS,
+    Ended,
     Hello,
     Job,
     JobResult,
@@ -38,9 +37,9 @@ from kb_env.sim.wire import (
     send,
     shared_map,
 )
+from kb_env.store import Store
 from kb_env.types import KbError, Status, digest
 
-ADDRESS_SPACE = 24 << 30
 #: Workspace beyond this many bytes starts as zeros instead of poison: filling it would take too long.
 POISON_LIMIT = 256 << 20
 #: Blocks of each grid that a first, short run takes to find out how much work a block is.
@@ -49,40 +48,42 @@ SAMPLE_BLOCKS = 64
 #: Compiled programs that stay in memory.
 KEPT_MACHINES = 8
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
-
-
-def limit_self(parent: int) -> None:
-    """Give up what running a candidate does not need. What the system refuses is left as it is."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the line above
-        os._exit(1)
-    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if libc.unshare(CLONE_NEWNET) != 0:
-        libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-
-
-def limit_cpu(seconds: int) -> None:
-    """Let this process use that much more processor time, then end it (SIGXCPU)."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + seconds, hard))
-
 
 class Worker:
-    """Keeps compiled programs between requests; everything else is fresh for each plan."""
+    """Keeps compiled programs between requests; everything else is fresh for each request."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store | None) -> None:
         self._machines: OrderedDict[str, Machine] = OrderedDict()
+        self._store = store
 
-    def answer(self, request: Request, files: tuple[int, ...]) -> Response:
-        source = private_map(files[0], request.input_bytes)
-        target = shared_map(files[1], request.output_bytes)
+    def run(self, request: Request, files: tuple[int, ...]) -> Ended:
+        """Compile, then have a child answer on the third of ``files``."""
+        self._compile(request)
+        here = os.getpid()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                reply = socket.socket(fileno=files[2])
+                source = private_map(files[0], request.input_bytes)
+                target = shared_map(files[1], request.output_bytes)
+                confine.run(here, request.cpu_seconds)
+                send(reply, self.answer(request, source, target))
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        return Ended(request.number, os.waitstatus_to_exitcode(status))
+
+    def _compile(self, request: Request) -> None:
+        """Have the code of all kernels ready. Faults are met again, and reported, by the run itself."""
+        for kernel in dict.fromkeys(launch.kernel for job in request.jobs for launch in job.plan.launches):
+            try:
+                self._machine(request.ptx).compile(kernel)
+            except (SimFault, KbError, RuntimeError):
+                return
+
+    def answer(self, request: Request, source: mmap.mmap, target: mmap.mmap) -> Response:
         results = []
         for job in request.jobs:
             results.append(self._run(request.ptx, job, source, target))
@@ -107,13 +108,13 @@ class Worker:
             status, message = HARNESS, str(error)
         except MemoryError:
             status = Status.REFUSED.value
-            message = f"the buffers do not fit the simulator's {ADDRESS_SPACE >> 30} GiB"
+            message = f"the buffers do not fit the simulator's {confine.ADDRESS_SPACE >> 30} GiB"
         return JobResult(job.plan.case, status, message, tuple(counts), time.monotonic() - started)
 
     def _machine(self, ptx: str) -> Machine:
         key = digest(ptx)
         if key not in self._machines:
-            self._machines[key] = Machine(ptx)
+            self._machines[key] = Machine(ptx, store=self._store)
             while len(self._machines) > KEPT_MACHINES:
                 self._machines.popitem(last=False)
         self._machines.move_to_end(key)
@@ -168,20 +169,19 @@ def copy_out(job: Job, memory: list[np.ndarray], source: mmap.mmap, target: mmap
 def main(arguments: list[str]) -> int:
     channel = socket.socket(fileno=int(arguments[0]))
     native.load(native.default_cache())  # may compile: before the limits
-    limit_self(int(arguments[1]))
-    worker = Worker()
+    confine.resident(int(arguments[1]))
+    worker = Worker(Store(Path(arguments[2])) if len(arguments) > 2 else None)
     send(channel, Hello(os.getpid()))
     while True:
         try:
             request, files = receive(channel, Request)
         except (WorkerGone, RecordError):
             return 0
-        limit_cpu(request.cpu_seconds)
         try:
-            response = worker.answer(request, files)
+            ended = worker.run(request, files)
         finally:
             close_all(files)
-        send(channel, response)
+        send(channel, ended)
 
 
 if __name__ == "__main__":
