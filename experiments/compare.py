@@ -148,7 +148,8 @@ def remaining(streams: Sequence[Stream], folder: RunFolder) -> list[tuple[Stream
         if len(done) < len(stream.tasks):
             work.append((stream, done))
     # The longest first: a remembering stream plays its tasks one after the other and would end last.
-    return sorted(work, key=lambda item: len(item[1]) - len(item[0].tasks))
+    # Then by seed: a run that is cut off has its first seeds whole, for every policy.
+    return sorted(work, key=lambda item: (len(item[1]) - len(item[0].tasks), item[0].seed))
 
 
 @contextlib.contextmanager
