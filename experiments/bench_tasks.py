@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kb_env.evaluators import Prepared, Purpose
-from kb_env.gpu.baselines import LibraryBaselines
+from kb_env.gpu.beside import LibraryBaselines
 from kb_env.gpu.evaluator import GpuEvaluator
 from kb_env.gpu.roofline import describe, roofline_us
 from kb_env.task import builtin_names, expected_status, load_task, solutions
 from kb_env.types import Evaluation, KbError, Program, Status, Task
 
-_LIBRARY_RUNS = 12
 _COMPILERS = 6
 
 
@@ -59,6 +58,8 @@ class Row:
     speedup_high: float | None = None
     roofline_us: float | None = None
     library_us: dict[str, float] = field(default_factory=dict)
+    #: the best program's speedup over each library, with its interval, paired by block
+    over: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     programs: dict[str, dict[str, object]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -77,12 +78,11 @@ def main(args: Args) -> int:
     with GpuEvaluator(args.index, args.store) as gpu, ThreadPoolExecutor(args.builders) as pool:
         waiting = {task.name: _prepare_all(gpu, task, pool) for task in tasks}
         _compile_ahead(tasks, args)
-        with LibraryBaselines(args.index) as library:
-            for task in tasks:
-                row = measure_task(gpu, library, task, waiting[task.name], args)
-                rows.append(row)
-                _write(rows, gpu.facts.name, args.out)
-                print(json.dumps(vars(row)), flush=True)
+        for task in tasks:
+            row = measure_task(gpu, task, waiting[task.name], args)
+            rows.append(row)
+            _write(rows, gpu.facts.name, args.out)
+            print(json.dumps(vars(row)), flush=True)
     print(args.out.with_suffix(".md").read_text())
     faults = [f"{row.task}: {fault}" for row in rows for fault in row.faults]
     for fault in faults:
@@ -114,10 +114,8 @@ def _prepare_all(gpu: GpuEvaluator, task: Task, pool: ThreadPoolExecutor) -> dic
     return {name: pool.submit(gpu.prepare, task, program) for name, program in programs.items()}
 
 
-def measure_task(
-    gpu: GpuEvaluator, library: LibraryBaselines, task: Task, waiting: dict[str, Future[Prepared]], args: Args
-) -> Row:
-    """Every program of one task, then the libraries."""
+def measure_task(gpu: GpuEvaluator, task: Task, waiting: dict[str, Future[Prepared]], args: Args) -> Row:
+    """Every program of one task, then the best one again with the libraries beside it."""
     started = time.monotonic()
     row = Row(task.name)
     device = describe(gpu.facts)
@@ -133,17 +131,25 @@ def measure_task(
             row.faults.append(f"{name}: harness failure: {error}")
             continue
         _note(row, name, found, future.result().program)
-    for kind in args.library:
-        try:
-            times = library.times(task, task.bench[0], kind, tuple(range(1, _LIBRARY_RUNS + 1)))
-        except KbError as error:
-            row.programs[kind] = {"message": str(error)[:300]}
-            continue
-        row.programs[kind] = {"ok": times.ok, "graph": times.graph, "message": times.message[:300]}
-        if times.ok:
-            row.library_us[kind] = statistics.median(times.microseconds)
+    if args.library:
+        _libraries(row, gpu, waiting[row.best or "kernel.cu"].result(), args)
     row.seconds = time.monotonic() - started
     return row
+
+
+def _libraries(row: Row, gpu: GpuEvaluator, best: Prepared, args: Args) -> None:
+    """Library times, block by block with the best program on the same inputs."""
+    try:
+        found = gpu.measure(best, Purpose(libraries=args.library))
+    except KbError as error:
+        row.faults.append(f"with libraries: harness failure: {error}")
+        return
+    for kind in args.library:
+        row.programs[kind] = {"message": str(found.health.get(f"library_{kind}", found.message))}
+    for timing in found.libraries:
+        if timing.case == best.task.bench[0].name:
+            row.library_us[timing.baseline] = statistics.median(timing.baseline_us)
+            row.over[timing.baseline] = timing.speedup, timing.speedup_low, timing.speedup_high
 
 
 def _note(row: Row, name: str, found: Evaluation, program: Program) -> None:
@@ -189,20 +195,22 @@ def table(rows: list[Row], device: str) -> str:
     head = ["task", "initial us", "best us", "best", "speedup (95 %)", "roofline %"]
     head += [f"{kind} us" for kind in kinds] + ["best over eager", "right", "wrong rejected"]
     lines = [
-        f"Measured on {device}, sealed; library times cross-process, cold L2, medians.", "",
+        f"Measured on {device}, sealed; libraries cross-process, by block on the same inputs; cold L2, medians.", "",
         "| " + " | ".join(head) + " |", "|" + " --- |" * len(head),
     ]  # fmt: skip
     for row in rows:
         speedup = "-"
         if row.speedup is not None:
             speedup = f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
-        eager = row.library_us.get("eager")
-        over = eager / row.best_us if eager is not None and row.best_us is not None else None
         cells = [row.task, _cell(row.initial_us), _cell(row.best_us), row.best or "-", speedup]
         cells += [_cell(row.roofline_percent), *(_cell(row.library_us.get(kind)) for kind in kinds)]
-        cells += [_cell(over, 2), _counts(row, "right"), _counts(row, "wrong")]
+        cells += [_over(row.over.get("eager")), _counts(row, "right"), _counts(row, "wrong")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _over(found: tuple[float, float, float] | None) -> str:
+    return "-" if found is None else f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
 
 
 def _cell(value: float | None, digits: int = 1) -> str:

@@ -38,8 +38,10 @@ class Purpose:
 
     ``baseline`` is the program the candidate is paired against (None: the task's initial program).
     ``baseline_name`` goes into the timings. ``profile`` asks for a profile as well.
-    ``sanitize`` asks for a search for races and memory faults if the program turns out faster than the
-    baseline: a new record. ``seed`` feeds the deterministic evaluators' inputs; sealed measurements draw secret seeds.
+    ``libraries`` names library implementations (eager, compile, max-autotune) to time in a process of their
+    own, block by block on the same inputs. ``sanitize`` asks for a search for races and memory faults if the
+    program turns out faster than the baseline: a new record. ``seed`` feeds the deterministic evaluators'
+    inputs; sealed measurements draw secret seeds.
     """
 
     baseline: Program | None = None
@@ -47,6 +49,7 @@ class Purpose:
     profile: bool = False
     seed: int = 0
     sanitize: bool = False
+    libraries: tuple[str, ...] = ()
 
 
 class DeviceUnfit(KbError):

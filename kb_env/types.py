@@ -352,6 +352,8 @@ class Evaluation:
     seconds: Mapping[str, float] = field(default_factory=dict)
     limiter: str | None = None
     health: Mapping[str, float | str] = field(default_factory=dict)
+    #: the program against library implementations timed in another process: for reports, never for rewards
+    libraries: tuple[Timing, ...] = ()
 
     @property
     def status(self) -> Status:

@@ -208,6 +208,18 @@ def test_profile_has_counters_or_says_static(gpu: GpuEvaluator) -> None:
         assert 0 < found.profile.dram_percent <= 100 and found.profile.sectors_per_request > 0
 
 
+def test_libraries_are_timed_by_block_and_reward_nothing(gpu: GpuEvaluator) -> None:
+    task = load_task("softmax")
+    found = gpu.evaluate(task, task.initial, Purpose(libraries=("eager",)))
+    assert found.status is Status.TIMED and found.timings is not None, found.message
+    assert [timing.baseline for timing in found.timings] == ["initial"]
+    (eager,) = found.libraries
+    assert eager.baseline == "eager" and len(eager.baseline_us) == len(eager.candidate_us) >= 30
+    assert eager.speedup_low <= eager.speedup <= eager.speedup_high
+    assert found.health["library_eager"] in ("graph", "stream")
+    assert 0.3 < eager.speedup < 10
+
+
 #: Faster than the initial program, right, and reads one element past the end of its input.
 READS_PAST_THE_END = """
 #include <cuda_runtime.h>

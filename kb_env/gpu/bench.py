@@ -239,10 +239,14 @@ class Bench:
                 self._steps[side, name] = len(plan.operations)
         return facts
 
-    def content(self, case: Case, slot: int = 0) -> None:
-        """Fresh secret inputs for ``case``; those of the last run are gone by now, compared and judged."""
+    def content(self, case: Case, slot: int = 0) -> int:
+        """Fresh secret inputs for ``case``, from the seed returned.
+
+        Those of the last run are gone by now, compared and judged.
+        """
         seed = self.rng.getrandbits(62) if self.controls.secret_seed else PUBLIC_SEED
         self._ask_oracle(Content(case.name, seed, slot))
+        return seed
 
     def prove(self) -> None:
         """Have the runner run its known kernel and time its known wait again, beside the candidate."""

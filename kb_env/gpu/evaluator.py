@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from kb_env.evaluators import DeviceUnfit, Prepared, Purpose
 from kb_env.gpu.bench import ORACLE_SECONDS, Bench, CandidateFault, RunnerLost
+from kb_env.gpu.beside import Beside, LibraryBaselines
 from kb_env.gpu.controls import Controls
 from kb_env.gpu.crew import STANDBYS, Crew
 from kb_env.gpu.health import Monitor, visible_name
@@ -71,6 +72,7 @@ class GpuEvaluator:
         self._monitor: Monitor | None = None
         self._ncu: Ncu | None = None
         self._sanitizer: Sanitizer | None = None
+        self._libraries: LibraryBaselines | None = None
         self._baselines: dict[tuple[str, str], Prepared] = {}
         #: seconds that the last measurement waited for answers, by what was asked
         self.waits: dict[str, float] = {}
@@ -100,7 +102,9 @@ class GpuEvaluator:
     def close(self) -> None:
         """End every process this evaluator started."""
         self._crew.close()
-        self._ncu = None
+        if self._libraries is not None:
+            self._libraries.close()
+        self._ncu = self._libraries = None
 
     def __getstate__(self) -> dict[str, object]:
         kept = {"index": self.index, "store": self.store, "controls": self.controls}
@@ -139,9 +143,10 @@ class GpuEvaluator:
             oracle = self._crew.oracle()  # after the control, which may have lost one
             runner = self._crew.runner()
             self._crew.start_ahead()
+        beside = self._beside(prepared.task, purpose)
         health |= self._health("before", runner, oracle)
         bench = Bench(runner, oracle, self.facts, self.controls, self._crew.mirror)
-        session = Session(bench, prepared, baseline, purpose, seconds)
+        session = Session(bench, prepared, baseline, purpose, seconds, beside)
         try:
             session.run()
         except RunnerLost:
@@ -163,9 +168,21 @@ class GpuEvaluator:
         health |= {"memory": bench.shared, "exposed": float(bench.exposed), "referee_us": bench.referee_us}
         if math.isfinite(bench.slope_us):
             health |= {"slope_us": bench.slope_us, "slope_limit_us": bench.slope_limit_us}
-        return self._evaluation(
+        if beside is not None:
+            health |= {f"library_{kind}": f"none: {why[:200]}" for kind, why in beside.absent.items()}
+            health |= {f"library_{kind}": "graph" if g else "stream" for kind, g in beside.graphs.items()}
+        found = self._evaluation(
             prepared, session.fault, session.verification, session.timings, session.profile, seconds, health
         )
+        return replace(found, libraries=session.libraries)
+
+    def _beside(self, task: Task, purpose: Purpose) -> Beside | None:
+        """The libraries' process, compiled and warm for this task; started on first use."""
+        if not purpose.libraries:
+            return None
+        if self._libraries is None:
+            self._libraries = LibraryBaselines(self.index)
+        return Beside(self._libraries, task, purpose.libraries)
 
     def _control(self, baseline: Prepared) -> dict[str, float | str]:
         """The baseline against itself; twice if need be.
@@ -266,6 +283,8 @@ class GpuEvaluator:
         if self._monitor is None:
             self._monitor = Monitor(self.facts.uuid)
         mine = self._crew.pids() | {worker.pid for worker in own}
+        if self._libraries is not None:
+            mine |= {self._libraries.pid}
         return {f"{name}_{when}": value for name, value in self._monitor.read(mine).items()}
 
     @contextlib.contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from kb_env.devices import Device, floor_us
@@ -32,6 +34,15 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._end = time.monotonic() + seconds
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that is nobody's: of trusted work between the runs."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._end += time.monotonic() - started
 
     @property
     def passed(self) -> bool:
@@ -95,8 +106,17 @@ def verify(bench: Bench, task: Task, deadline: Deadline) -> None:
     _accept(bench.look_far(), case, "verify")
 
 
-def time_case(bench: Bench, task: Task, case: Case, alone: float, name: str, deadline: Deadline) -> Timing:
+def time_case(
+    bench: Bench,
+    case: Case,
+    alone: float,
+    name: str,
+    deadline: Deadline,
+    after_block: Callable[[Case, tuple[int, ...]], None] | None = None,
+) -> Timing:
     """Pairs of candidate and baseline on the same content in random order, until the interval is narrow.
+
+    ``after_block`` is told the seeds of each block's contents, all of them used.
 
     Raises:
         CandidateFault: if any timed run is wrong, crashes, hangs, or the times cannot be believed.
@@ -105,10 +125,11 @@ def time_case(bench: Bench, task: Task, case: Case, alone: float, name: str, dea
     seconds = max(controls.run_factor * alone / 1e6, controls.run_seconds)
     times: tuple[list[float], list[float]] = ([], [])
     excess: tuple[list[float], list[float]] = ([], [])
+    seeds: list[int] = []
     _warm(bench, case, seconds)
     while not _enough(times, bench, deadline):
-        if controls.fresh_content:
-            bench.content(case)
+        if controls.fresh_content or not seeds:
+            seed = bench.content(case)
         reload = bench.rng.random() < RELOAD_SHARE
         if controls.proof and bench.rng.random() < PROOF_SHARE:
             bench.prove()
@@ -122,6 +143,10 @@ def time_case(bench: Bench, task: Task, case: Case, alone: float, name: str, dea
         for side in order:
             times[side].append(pair[side].microseconds)
             excess[side].append(pair[side].host_us - pair[side].microseconds)
+        seeds.append(seed)
+        if after_block is not None and len(seeds) % BLOCK == 0:
+            with deadline.paused():
+                after_block(case, tuple(seeds[-BLOCK:]))
     _accept(bench.look_far(), case, "time")
     if controls.proof:
         bench.prove()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from kb_env.evaluators import Prepared, Purpose
 from kb_env.gpu.bench import BASELINE, CANDIDATE, Bench, CandidateFault
+from kb_env.gpu.beside import Beside
 from kb_env.gpu.protocol import LaunchFacts
 from kb_env.gpu.roofline import describe
 from kb_env.gpu.schedule import Deadline, baseline_alone, check_floor, time_case, verify
@@ -25,6 +26,7 @@ class Session:
         baseline: Prepared,
         purpose: Purpose,
         seconds: dict[str, float],
+        beside: Beside | None = None,
     ) -> None:
         self.bench = bench
         self.prepared = prepared
@@ -35,6 +37,8 @@ class Session:
         self.verification: Verification | None = None
         self.timings: tuple[Timing, ...] | None = None
         self.profile: Profile | None = None
+        self.libraries: tuple[Timing, ...] = ()
+        self._beside = beside
         self.launches: dict[str, tuple[LaunchFacts, ...]] = {}
 
     def run(self) -> None:
@@ -47,7 +51,7 @@ class Session:
     def reject(self, fault: CandidateFault) -> None:
         """End with a fault: no time is left that anybody could be paid for."""
         self.fault = Fault(fault.status, fault.stage, fault.message)
-        self.timings = None
+        self.timings, self.libraries = None, ()
         self.verification = Verification(
             ok=False,
             fault=fault.fault or str(fault.status).lower(),
@@ -76,12 +80,15 @@ class Session:
             verify(bench, task, deadline)
         with phase(self.seconds, "time"):
             name = self.purpose.baseline_name
+            after = self._beside.block if self._beside is not None else None
             timings = tuple(
-                time_case(bench, task, case, alone[case.name], name, deadline) for case in task.bench
+                time_case(bench, case, alone[case.name], name, deadline, after) for case in task.bench
             )
             if bench.controls.floor:
                 timings = check_floor(describe(bench.facts), task, timings)
         self.timings = timings
+        if self._beside is not None:
+            self.libraries = self._beside.timings(timings)
         cases = bench.cases_run + len(task.bench)
         self.verification = Verification(True, None, cases, f"all {cases} cases verified", bench.worst)
 
