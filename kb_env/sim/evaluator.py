@@ -23,13 +23,14 @@ from kb_env.evaluators import Prepared, Purpose
 from kb_env.gpu.roofline import roofline_us
 from kb_env.plan import Copy, Fill, LaunchPlan, Upload
 from kb_env.prepare import prepare
-from kb_env.sim.bench import BenchInputs, Counter
+from kb_env.records import RecordError, pack, unpack
+from kb_env.sim.bench import BenchInputs, Counter, engine_version
 from kb_env.sim.client import Client
 from kb_env.sim.counts import LaunchCounts
 from kb_env.sim.model import Modelled, model_plan, ratio_spread
 from kb_env.sim.profile import CaseResult, profile
-from kb_env.sim.verify import checked_cases, verify
-from kb_env.store import default_store
+from kb_env.sim.verify import checked_cases, checker_version, verify
+from kb_env.store import Store, default_store
 from kb_env.types import (
     Case,
     Evaluation,
@@ -41,6 +42,7 @@ from kb_env.types import (
     Timing,
     Verification,
     arithmetic,
+    digest,
 )
 
 if TYPE_CHECKING:  # torch takes seconds to import: only once numbers are checked
@@ -74,6 +76,7 @@ class SimEvaluator:
         self._client = Client(self.store)
         self._inputs = BenchInputs()
         self._counter = Counter(self._client, self._inputs, self.store)
+        self._verdicts = Store(self.store)
         self._references: dict[str, Reference] = {}
         self._baselines: dict[tuple[str, str], Prepared] = {}
         self._lock = threading.Lock()
@@ -109,7 +112,7 @@ class SimEvaluator:
             return self._failed(prepared, prepared.fault, None, {})
         started = time.monotonic()
         reference = self._reference(prepared.task)
-        verdict = verify(prepared, reference, self._client, purpose.seed)
+        verdict = self._verdict(prepared, reference, purpose.seed)
         seconds = {"verify": time.monotonic() - started}
         if isinstance(verdict, Fault):
             return self._failed(prepared, verdict, None, seconds)
@@ -135,6 +138,27 @@ class SimEvaluator:
             limiter=slowest.modelled.limiter,
             health=_health(results),
         )
+
+    def _verdict(self, prepared: Prepared, reference: Reference, seed: int) -> Verification | Fault:
+        """What verification says: the same for the same program, task and seed, so it is kept in the store.
+
+        A crash or a timeout is not kept: it may have come from outside.
+        """
+        parts = (
+            engine_version(),
+            checker_version(),
+            prepared.task.key,
+            prepared.program.key,
+            str(prepared.key),
+        )
+        key = "simverdict-" + digest("\0".join((*parts, str(seed))))
+        known = _stored_verdict(self._verdicts, key)
+        if known is not None:
+            return known
+        found = verify(prepared, reference, self._client, seed)
+        if isinstance(found, Verification):
+            self._verdicts.write(key, {"verdict": pack(found)})
+        return found
 
     def _failed(
         self, prepared: Prepared, fault: Fault, verdict: Verification | None, seconds: dict[str, float]
@@ -210,6 +234,16 @@ class SimEvaluator:
                 self._baselines.clear()
             self._baselines[key] = prepared
         return self._baselines[key]
+
+
+def _stored_verdict(store: Store, key: str) -> Verification | None:
+    files = store.read(key)
+    if files is None or "verdict" not in files:
+        return None
+    try:
+        return unpack(Verification, files["verdict"])
+    except RecordError:
+        return None  # written by another version
 
 
 def _timing(case: str, name: str, result: CaseResult, other: CaseResult, same: bool) -> Timing:
