@@ -251,7 +251,8 @@ def library_table(args: Args, episodes: Sequence[Episode], tasks: Sequence[str])
     if args.baselines is None:
         return []
     loaded = [load_task(name) for name in tasks]
-    rows = library_rows(episodes, read_baselines(args.baselines), {task.name: task.suite for task in loaded})
+    baselines = read_baselines(args.baselines, episodes[0].source, episodes[0].device)
+    rows = library_rows(episodes, baselines, {task.name: task.suite for task in loaded})
     show_library(rows, episodes[0].source)
     return rows
 

@@ -59,14 +59,20 @@ class LibraryRow:
     fast1: float
 
 
-def read_baselines(path: Path) -> dict[str, dict[str, float]]:
+def read_baselines(path: Path, source: str, device: str) -> dict[str, dict[str, float]]:
     """By task, how many times faster than the initial program each library is, from a file of bench_tasks.
 
     Raises:
-        KbError: if the file is not one.
+        KbError: if the file is not one, or speaks of another device than ``device``, or ``source`` says
+            that the speedups to be set against its measured times are modelled.
     """
+    if source != "measured":
+        raise KbError(f"library times are measured and these speedups {source}: leave --baselines out")
     try:
-        rows = json.loads(path.read_text())["rows"]
+        content = json.loads(path.read_text())
+        rows, found = content["rows"], content["device"]
+        if found != device:
+            raise KbError(f"{path} holds library times of {found}, these speedups are of {device}")
         return {
             row["task"]: {name: row["initial_us"] / us for name, us in row["library_us"].items() if us}
             for row in rows
