@@ -33,7 +33,7 @@ class Args:
     """Options of the benchmark."""
 
     backend: str = "auto"
-    #: only candidates whose name holds this text
+    #: only candidates whose name holds this text, or one of several between commas
     only: str = ""
     #: instead: every exploit with the control off that names it, to show that it is live (GPU only; the
     #: switches come from the tests in `folder`, no command has them)
@@ -213,9 +213,9 @@ def warm(evaluator: Evaluator, task: Task) -> None:
 
 def main(args: Args) -> int:
     """Run everything; 0 if nothing was wrongly accepted or refused, else 1."""
-    candidates = [item for item in read_folder(args.folder) if args.only in item.name]
+    candidates = [item for item in read_folder(args.folder) if _chosen(item, args.only)]
     if args.builtin:
-        candidates += [item for item in builtin_programs() if args.only in item.name]
+        candidates += [item for item in builtin_programs() if _chosen(item, args.only)]
     if not candidates:
         raise KbError(f"no candidate's name holds {args.only!r}")
     with tempfile.TemporaryDirectory(prefix="kb-redteam-") as folder:
@@ -238,6 +238,10 @@ def main(args: Args) -> int:
         args.out.write_text(text + "\n")
     print(text if args.json else _totals(found))
     return 0 if not any(result.verdict != "ok" for result in results) else 1
+
+
+def _chosen(item: Candidate, only: str) -> bool:
+    return any(part.strip() in item.name for part in only.split(","))
 
 
 def _live(evaluator: Evaluator, candidates: Sequence[Candidate], args: Args) -> int:
