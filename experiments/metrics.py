@@ -75,7 +75,8 @@ def edits(step: StepRecord) -> bool:
 
 def cost(step: StepRecord) -> dict[str, float]:
     """What one step cost, by the names in COSTS. A program seen before is charged as an evaluation."""
-    fresh = 0.0 if step.cached else _device_seconds(step.evaluation)
+    # Where nothing was tried the step carries the evaluation of the program it stands on.
+    fresh = _device_seconds(step.evaluation) if edits(step) and not step.cached else 0.0
     return {
         "steps": 1.0,
         "evaluations": float(edits(step)) + (step.confirmation is not None),
