@@ -267,7 +267,7 @@ class Maicrl:
     def learn(self, episodes: Sequence[Episode]) -> None:
         """The textual gradient, from episodes that the memory holds already; nothing without a memory."""
         if self.gradient and self.memory is not None and not self.memory.frozen and episodes:
-            Gradient(self.chat, self.memory).update(episodes)
+            Gradient(self.chat, self.memory, self.raw_profile).update(episodes)
 
     def save(self, folder: Path) -> None:
         """What is learned is in the memory, on disk already."""

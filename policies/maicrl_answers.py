@@ -48,8 +48,8 @@ PLAN_SCHEMA: dict[str, Any] = {
 
 
 def one_line(text: str, limit: int = LONGEST_TEXT) -> str:
-    """Free text as one line without control characters, cut to ``limit`` characters."""
-    flat = " ".join(FORBIDDEN.sub(" ", text).split())
+    """Free text as one line without control characters or fences, cut to ``limit`` characters."""
+    flat = " ".join(FORBIDDEN.sub(" ", text).split()).replace("```", "` ` `")
     return flat if len(flat) <= limit else flat[: limit - 4] + " ..."
 
 

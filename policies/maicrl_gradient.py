@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -66,8 +67,8 @@ def knowledge_without(memory: Memory, hidden: Sequence[Experience]) -> Knowledge
 class Gradient:
     """One round's learning. The memory must hold the round's episodes already."""
 
-    def __init__(self, chat: Chat, memory: Memory) -> None:
-        self.chat, self.memory = chat, memory
+    def __init__(self, chat: Chat, memory: Memory, raw_profile: bool = False) -> None:
+        self.chat, self.memory, self.raw_profile = chat, memory, raw_profile
 
     def update(self, episodes: Sequence[Episode]) -> Outcome:
         """Evaluate, analyse, update. A model that fails or says nothing usable changes nothing.
@@ -84,7 +85,9 @@ class Gradient:
         before = knowledge.log_score(later)
         if not shown:
             return Outcome((), (), before, before, len(later), "no step names a technique")
-        context = Context.of(knowledge, shown[0].device, shown[0].source, self._number(), keys[:16])
+        # Beliefs are about one GPU and kind of time: the one that most of the round was played on.
+        (place, _), *_ = Counter((item.device, item.source) for item in shown).most_common(1)
+        context = Context.of(knowledge, *place, self._number(), keys[:16])
         messages = gap_messages(*self._told(shown, knowledge, context), self.chat.prompt_tokens)
         try:
             proposed, fault = ask_checked(
@@ -134,7 +137,7 @@ class Gradient:
         diff = item.action
         if before is not None and after is not None:
             diff = diff_action(before.text, after.text)
-        return case_words(Recollection(item, 1.0, before, after), diff)
+        return case_words(Recollection(item, 1.0, before, after), diff, self.raw_profile)
 
     def _write(self, outcome: Outcome, context: Context) -> None:
         """Everything into the log: what holds, what was rejected, and the update that they belong to."""
@@ -231,8 +234,9 @@ def revert(memory: Memory, name: str) -> Operation:
     """
     found = [item for item in updates(memory.knowledge) if item.subject == name or item.id.startswith(name)]
     if len(found) != 1:
-        known = ", ".join(item.subject for item in updates(memory.knowledge)) or "none"
-        raise KbError(f"no update {name!r} in {memory.folder}: there are {known}")
+        known = ", ".join(f"{item.subject} [{item.id[:8]}]" for item in updates(memory.knowledge)) or "none"
+        which = "several updates are" if found else "no update is"
+        raise KbError(f"{which} called {name!r} in {memory.folder}: there are {known}; an id will do as well")
     kept = tuple(json.loads(found[0].text)["kept"])
     now = max((item.time for item in memory.knowledge.history()), default=0.0) + 1.0
     undo = Operation("retract", found[0].subject, "reverted", replaces=kept, author="revert", time=now)

@@ -15,6 +15,7 @@ from kb_env.types import Episode, Profile
 from memory.entries import Operation, Recollection
 from memory.knowledge import Posterior
 from policies import render
+from policies.maicrl_answers import one_line
 from policies.maicrl_choice import Proposal
 from policies.render import Part
 
@@ -147,14 +148,14 @@ def ratio(log: float | None) -> str:
     return "failed" if log is None else f"{math.exp(log):.2f}"
 
 
-def case_words(item: Recollection, diff: str) -> str:
+def case_words(item: Recollection, diff: str, raw_profile: bool = False) -> str:
     """One case of the gap analysis: what was predicted, what came, the change and the profile before it."""
     record = item.record
     predicted = "nothing" if record.predicted is None else f"{math.exp(record.predicted):.2f} times"
-    reason = render.shortened(record.message.strip(), 120)
+    reason = one_line(record.message)
     came = f"{record.status}: {reason}" if record.gain is None else f"{math.exp(record.gain):.2f} times"
     head = f"{record.technique} on {record.task}: predicted {predicted}, came {came}"
-    profile = f"\n{render.profile_words(record.profile)}" if record.profile is not None else ""
+    profile = f"\n{render.profile_words(record.profile, raw_profile)}" if record.profile is not None else ""
     return f"{head}{profile}\n{render.fenced(render.shortened(diff, 500))}"
 
 

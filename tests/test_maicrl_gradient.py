@@ -114,7 +114,7 @@ def test_an_update_can_be_taken_back(
     ]
     policy(url, memory).learn(episodes)
     assert answers(memory.knowledge) != said
-    with pytest.raises(KbError, match="no update 'update 7'"):
+    with pytest.raises(KbError, match="no update is called 'update 7'"):
         revert(memory, "update 7")
     memory.close()
     assert cli.main(["memory", "updates", str(memory.folder)]) == 0
@@ -312,3 +312,14 @@ def test_kb_learn_runs_maicrl_and_resumes_to_the_same_end(
     assert len(model.prompts("gap")) == 2
     assert {e.task: list(map(timeless, e.steps)) for e in RunFolder(tmp_path / "a").episodes()} == whole
     assert answers(Memory(tmp_path / "a" / "memory").knowledge) == said
+
+
+def test_raw_profiles_stay_raw_in_every_prompt(model: Model, url: str, memory: Memory) -> None:
+    found = policy(url, memory)
+    found.raw_profile = True
+    episode = run(found, steps=2)
+    memory.learn(episode, TASK, now=0.0)
+    found.learn([episode])
+    assert [kind for kind, _ in model.asked] == ["plan", "code", "plan", "code", "gap"]
+    for kind, prompt in model.asked:
+        assert "dram_percent=50" in prompt and "Signature" not in prompt, kind
