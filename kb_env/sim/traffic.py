@@ -182,7 +182,9 @@ def launch_traffic(
     crowd = 1.0 + (stores / misses if misses > 0 else 0.0)
     lost = 0.0
     for number, touched in again:
-        lost += number * ratio * (1.0 - hit_share(touched * running * crowd, capacity))
+        # What blocks share counts once: never more is live than all that the launch touches.
+        live = min(touched * running * crowd, compulsory + written)
+        lost += number * ratio * (1.0 - hit_share(live, capacity))
     # Data that all blocks load stays in L2; what some share they find if they run together, or if it is still there.
     shared = max(misses - sum(number for number, _ in again) * ratio - compulsory, 0.0)
     shared = max(shared - common_sectors(counts) * counts.blocks_total, 0.0)
