@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import tyro
 
 from kb_env.types import KbError
 from policies.budget import Limits, Prices
-from policies.chat import Settings
+from policies.request import Settings
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,9 @@ def chat_settings(args: ModelArgs) -> dict[str, Any]:
                 f"--{given[0].replace('_', '-')} needs a model: add --model NAME, local or files:DIR"
             )
         return {}
+    if args.model.startswith("files:") and args.base_url is None:
+        folder = args.model.partition(":")[2]
+        print(f"questions to answer are in {folder}/requests, see docs/models.md", file=sys.stderr)
     limits = Limits(args.max_requests, args.max_tokens, args.max_money)
     if min(v for v in (limits.requests, limits.tokens, limits.money, 0) if v is not None) < 0:
         raise KbError("--max-requests, --max-tokens and --max-money cannot be negative")

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kb_env.types import KbError
-from policies.chat import Answer, Order, Transport, Usage
+from policies.budget import Usage
+from policies.request import Answer, Order, Transport
 
 
 def read_answers(path: Path) -> dict[str, Answer]:

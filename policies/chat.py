@@ -16,84 +16,32 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jsonschema
 import numpy as np
 
 from kb_env.types import KbError, digest
-from policies.budget import BudgetSpent, Limits, Prices, Unanswered, Usage
+from policies.budget import BudgetSpent, Limits, Unanswered, Usage
+from policies.request import (
+    Answer,
+    Message,
+    Order,
+    Settings,
+    Transport,
+    affordable,
+    bytes_of,
+    request_of,
+)
 
-Message = Mapping[str, str]
-
-#: Bytes a request and each of its messages may have on top of their text: roles, templates.
-REQUEST_BYTES, MESSAGE_BYTES = 64, 16
 #: Planned tokens of a prompt (see policies/render.py), and of one for a local model's small context.
 PROMPT_TOKENS, LOCAL_PROMPT_TOKENS = 16_000, 3_000
-#: No request is sent for an answer of fewer tokens than this (or than the settings ask for).
-SMALLEST_ANSWER = 64
 #: Prompt tokens are bounded by the largest ratio to bytes seen so far, times this.
 MARGIN = 1.25
 
 REPAIR = "That answer cannot be used: {}. Answer again with exactly one JSON object of the form asked for."
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One completion. ``finish`` is the server's reason (``stop``, ``length``, ``content_filter``, ...)."""
-
-    text: str
-    finish: str
-    usage: Usage
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to reach a model and how to sample.
-
-    ``model`` is a name at the endpoint, ``local``, ``local:FILE.gguf`` or ``files:DIR``. ``key_file`` wins
-    over the environment's OPENAI_API_KEY. ``temperature`` None leaves it to the server. ``prompt_tokens`` is
-    what policies plan their prompts for, None what fits the model. ``timeout`` is in seconds a try.
-    ``cassette`` keeps answers and gives them again; with ``replay`` nothing else answers.
-    """
-
-    model: str
-    base_url: str | None = None
-    key_file: Path | None = None
-    temperature: float | None = None
-    reasoning_effort: str | None = None
-    answer_tokens: int = 4096
-    prompt_tokens: int | None = None
-    timeout: float = 120.0
-    attempts: int = 5
-    pause: float = 1.0
-    concurrency: int = 4
-    prices: Prices = field(default_factory=Prices)
-    limits: Limits = field(default_factory=Limits)
-    cassette: Path | None = None
-    replay: bool = False
-
-
-@dataclass(frozen=True)
-class Order:
-    """One request to be sent. ``key`` names its answer for ever: equal requests of one episode are told
-    apart by number. ``prompt_tokens`` is an upper bound; ``left`` is what the answer and attempts that
-    are lost on the way may cost together, ``worst`` the most one attempt can cost."""
-
-    request: Mapping[str, Any]
-    key: str
-    prompt_tokens: int
-    worst: Usage
-    left: Limits = field(default_factory=Limits)
-
-
-class Transport(Protocol):
-    """What turns an order into an answer. Raises :class:`Unanswered` where there is none."""
-
-    def complete(self, order: Order) -> Answer: ...
 
 
 def transport_of(settings: Settings) -> Transport:
@@ -125,36 +73,6 @@ def transport_of(settings: Settings) -> Transport:
     return Endpoint(settings)
 
 
-def request_of(
-    settings: Settings, messages: Sequence[Message], schema: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """The request as plain data; equal requests have equal hashes."""
-    request: dict[str, Any] = {
-        # The folder of a file bridge is no property of the request.
-        "model": "files" if settings.model.startswith("files:") else settings.model,
-        "messages": [dict(message) for message in messages],
-        "max_tokens": settings.answer_tokens,
-    }
-    if settings.temperature is not None:
-        request["temperature"] = settings.temperature
-    if settings.reasoning_effort is not None:
-        request["reasoning_effort"] = settings.reasoning_effort
-    if schema is not None:
-        request["response_format"] = {
-            "type": "json_schema",
-            "json_schema": {"name": "answer", "strict": True, "schema": dict(schema)},
-        }
-    return request
-
-
-def bytes_of(request: Mapping[str, Any]) -> int:
-    """Bytes that a model reads of a request: no tokenizer makes more tokens than that of them."""
-    texts = [str(message.get("content", "")) for message in request["messages"]]
-    if "response_format" in request:
-        texts.append(json.dumps(request["response_format"]))
-    return REQUEST_BYTES + sum(MESSAGE_BYTES + len(text.encode("utf-8", "replace")) for text in texts)
-
-
 class Chat:
     """Requests within limits. ``usage`` is everything spent so far, replayed answers included.
 
@@ -166,6 +84,7 @@ class Chat:
         self.settings = settings
         self.transport = transport if transport is not None else transport_of(settings)
         self.usage = Usage()
+        self.shortfall = ""
         self._episode = ""
         self._asked: dict[str, int] = {}
         self._ratio: float | None = None
@@ -187,26 +106,51 @@ class Chat:
     def ask(
         self, messages: Sequence[Message], schema: Mapping[str, Any] | None = None, count: int = 1
     ) -> list[Answer]:
-        """Up to ``count`` answers to the messages, asked for side by side; fewer where the limits allow
-        no more or some of the requests failed.
+        """Up to ``count`` answers to the messages, asked for side by side; fewer, for the reason in
+        ``shortfall``, where the limits allow no more or a request failed.
 
         Raises:
             BudgetSpent: if not even one fits what is left of the limits.
             KbError: if there is no answer at all.
         """
+        self.shortfall = ""
         orders = self._orders(messages, schema, count)
         if len(orders) == 1:
             return [self._send(orders[0])]
-        found, failures = [], []
-        with ThreadPoolExecutor(min(len(orders), self.settings.concurrency)) as pool:
-            for future in [pool.submit(self._send, order) for order in orders]:
-                try:
-                    found.append(future.result())
-                except KbError as error:
-                    failures.append(error)
+        outcomes = self._side_by_side(orders)
+        failures = [item for item in outcomes if isinstance(item, KbError)]
+        found = [item for item in outcomes if isinstance(item, Answer)]
         if not found:
             raise failures[0]
+        self.shortfall = self.shortfall or " ".join(map(str, failures[:1]))
         return found
+
+    def _side_by_side(self, orders: Sequence[Order]) -> list[Answer | KbError | None]:
+        """What became of each order; after a failure no more are begun. Threads that wait for an answer do
+        not keep the process from ending."""
+        outcomes: list[Answer | KbError | None] = [None] * len(orders)
+        waiting = iter(range(len(orders)))
+        failed = threading.Event()
+
+        def work() -> None:
+            while not failed.is_set():
+                with self._lock:
+                    place = next(waiting, None)
+                if place is None:
+                    return
+                try:
+                    outcomes[place] = self._send(orders[place])
+                except KbError as error:
+                    outcomes[place] = error
+                    failed.set()
+
+        count = min(len(orders), self.settings.concurrency)
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return outcomes
 
     def ask_json(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Any:
         """An answer's JSON object, checked against ``schema`` whether or not the server knows schemas.
@@ -244,9 +188,10 @@ class Chat:
         for _ in range(max(count, 1)):
             try:
                 order = self._order(messages, schema, self.settings.limits.less(reserved))
-            except BudgetSpent:
+            except BudgetSpent as spent:
                 if not orders:
                     raise
+                self.shortfall = str(spent)
                 break
             orders.append(order)
             reserved += order.worst
@@ -275,28 +220,6 @@ class Chat:
             ratio = answer.usage.prompt_tokens / bytes_of(order.request) / max(answer.usage.requests, 1)
             self._ratio = max(self._ratio or 0.0, ratio)
         return answer
-
-
-def affordable(settings: Settings, prompt: int, left: Limits) -> int:
-    """Answer tokens that fit what is left after a prompt of ``prompt`` tokens.
-
-    Raises:
-        BudgetSpent: naming the limit that leaves no room for an answer worth its prompt.
-    """
-    limits, prices = settings.limits, settings.prices
-    room: dict[str, float] = {}
-    if left.requests is not None and left.requests < 1:
-        room[f"{limits.requests} requests"] = 0
-    if left.tokens is not None:
-        room[f"{limits.tokens} tokens"] = left.tokens - prompt
-    if left.money is not None:
-        rest = left.money - prompt * prices.prompt / 1e6
-        enough = math.inf if rest >= 0 else 0.0
-        room[f"{limits.money:g} money"] = rest * 1e6 / prices.answer if prices.answer else enough
-    tight, least = min(room.items(), key=lambda item: item[1], default=("", math.inf))
-    if least < min(SMALLEST_ANSWER, settings.answer_tokens):
-        raise BudgetSpent(f"the budget of {tight} is spent: no room for a prompt of up to {prompt} tokens")
-    return int(min(settings.answer_tokens, least))
 
 
 def parse_json(text: str) -> Any:

@@ -21,7 +21,7 @@ from openai.types.chat import ChatCompletion
 
 from kb_env.types import KbError
 from policies.budget import BudgetSpent, NoAnswer, Usage
-from policies.chat import Answer, Order, Settings
+from policies.request import Answer, Order, Settings
 
 #: Longest pause between attempts, and longest pause that a server may ask for (seconds).
 LONGEST_PAUSE, LONGEST_WAIT = 60.0, 600.0

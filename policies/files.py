@@ -21,7 +21,7 @@ from kb_env.file_queue import FileQueue
 from kb_env.files import write_atomic
 from kb_env.types import KbError
 from policies.budget import NoAnswer
-from policies.chat import Answer, Order, Settings
+from policies.request import Answer, Order, Settings
 
 #: Seconds that a text file has to rest before it counts as written.
 SETTLED = 2.0

@@ -90,7 +90,7 @@ class Oneshot:
             self._stopped = str(spent)
             return
         if len(self._answers) < count:
-            self._stopped = f"{len(self._answers)} of {count} answers: limits were reached or requests failed"
+            self._stopped = f"{len(self._answers)} of {count} answers: {self.chat.shortfall}"
 
     def notes(self) -> Mapping[str, str | float]:
         return dict(self._notes)

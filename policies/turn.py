@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from kb_env.edits import BadEdit, apply_edits, diff_action, parse_action
 from kb_env.types import Program
 from policies.budget import Usage
-from policies.chat import Answer
 from policies.fitting import first_line, unnumbered
 from policies.render import Prompt
+from policies.request import Answer
 
 #: The action for an answer that holds no usable edit: it costs a step, like any other failed edit.
 NO_EDIT = "The model's answer holds no edit of the program it was asked about."

@@ -252,7 +252,7 @@ def test_json_is_found_in_prose() -> None:
 
 def test_requests_and_what_was_bought_before_the_limit(server: Server) -> None:
     chat = Chat(server.settings(limits=Limits(requests=3)))
-    assert len(chat.ask(ASK, count=5)) == 3
+    assert len(chat.ask(ASK, count=5)) == 3 and "3 requests is spent" in chat.shortfall
     with pytest.raises(BudgetSpent, match="3 requests"):
         chat.ask(ASK)
     assert len(server.requests) == 3
@@ -342,11 +342,30 @@ def test_no_more_requests_at_once_than_allowed(server: Server) -> None:
 
 
 def test_a_failed_sample_does_not_lose_the_others(server: Server) -> None:
-    server.say(failure(400), answer("hi"))
-    assert [item.text for item in Chat(server.settings()).ask(ASK, count=3)] == ["hi", "hi"]
+    server.say(failure(400, "bad luck"), dataclasses.replace(answer("hi"), seconds=0.2))
+    chat = Chat(server.settings())
+    assert [item.text for item in chat.ask(ASK, count=3)] == ["hi", "hi"] and "bad luck" in chat.shortfall
+    assert chat.ask(ASK, count=3) and chat.shortfall == ""
     server.say(failure(400))
     with pytest.raises(KbError, match="400"):
-        Chat(server.settings()).ask(ASK, count=3)
+        Chat(server.settings(concurrency=2)).ask(ASK, count=20)
+    assert len(server.requests) <= 2
+
+
+def test_an_interrupt_is_not_held_up_by_threads_that_wait(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys, threading; from pathlib import Path; from policies.chat import Chat, Settings\n"
+        "def stop():\n"
+        "    while len(list(Path(sys.argv[1]).glob('requests/*.md'))) < 2: pass\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "threading.Thread(target=stop).start()\n"
+        "Chat(Settings('files:' + sys.argv[1])).ask([{'role': 'user', 'content': 'x'}], count=2)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.returncode != 0 and "KeyboardInterrupt" in found.stderr
 
 
 # -- cassettes -----------------------------------------------------------------------------------
