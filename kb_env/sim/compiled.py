@@ -71,6 +71,7 @@ class Kernel:
     file: str
     helpers: tuple[str, ...]  # functions of the runtime that the code calls
     code: bytes
+    sanitize: bool
 
 
 @functools.cache
@@ -83,27 +84,27 @@ def version() -> str:
     return digest(b"\0".join([*(p.read_bytes() for p in chosen), tools.encode()]))
 
 
-def store_key(ptx: str, kernel: str) -> str:
+def store_key(ptx: str, kernel: str, sanitize: bool) -> str:
     """Name of a kernel's record in the store."""
-    return "simcode-" + digest("\0".join((version(), digest(ptx), kernel)))
+    return "simcode-" + digest("\0".join((version(), digest(ptx), kernel, str(int(sanitize)))))
 
 
-def stored(store: Store, ptx: str, kernel: str) -> Kernel | None:
+def stored(store: Store, ptx: str, kernel: str, sanitize: bool = False) -> Kernel | None:
     """The record of a kernel that some process compiled before; None if there is none (or none readable)."""
-    files = store.read(store_key(ptx, kernel))
+    files = store.read(store_key(ptx, kernel, sanitize))
     if files is None or "kernel" not in files:
         return None
     try:
         found = unpack(Kernel, files["kernel"])
     except RecordError:
         return None
-    return found if found.name == kernel else None
+    return found if (found.name, found.sanitize) == (kernel, sanitize) else None
 
 
 def keep(store: Store, ptx: str, kernel: Kernel) -> None:
     """Add a record to the store. A store that cannot be written is only a slower one."""
     try:
-        store.write(store_key(ptx, kernel.name), {"kernel": pack(kernel)})
+        store.write(store_key(ptx, kernel.name, kernel.sanitize), {"kernel": pack(kernel)})
     except KbError:
         return
 
@@ -129,8 +130,8 @@ def flat_kernel(module: Module, kernel: str) -> Flat:
     return flatten(module, function)
 
 
-def compile_kernel(module: Module, kernel: str) -> Kernel:
-    """Native code of one kernel.
+def compile_kernel(module: Module, kernel: str, sanitize: bool = False) -> Kernel:
+    """Native code of one kernel, with what the sanitizer needs to know if asked for.
 
     Raises:
         PtxError: for what the engine does not support.
@@ -140,14 +141,14 @@ def compile_kernel(module: Module, kernel: str) -> Kernel:
     flow = analyse(flat)
     sites: list[Site] = []
     symbols = symbols_of(module)
-    low = Lowerer(flat, flow, addresses(symbols), sites)
+    low = Lowerer(flat, flow, addresses(symbols), sites, sanitize)
     body = low.function("kernel")
     text = "\n".join([body, *low.declared.values(), '!0 = !{!"branch_weights", i32 1, i32 100000}'])
     return Kernel(
         kernel, tuple(flat.params), flat.shared_bytes, flat.local_bytes, low.register_bytes, bool(flow.live_in[0]),
         tuple(sites), tuple(_facts(block) for block in flat.blocks), symbols,
         next(iter(module.files.values()), ""), tuple(name for name in low.declared if name.startswith("kb_")),
-        _object(text),
+        _object(text), sanitize,
     )  # fmt: skip
 
 

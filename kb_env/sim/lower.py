@@ -78,8 +78,11 @@ def register_type(kind: str) -> str:
 class Lowerer:
     """Emits one kernel. ``vector`` says whether the instruction at hand is emitted on vectors or scalars."""
 
-    def __init__(self, flat: Flat, flow: Flow, symbols: dict[str, int], sites: list[Site]) -> None:
+    def __init__(
+        self, flat: Flat, flow: Flow, symbols: dict[str, int], sites: list[Site], sanitize: bool = False
+    ) -> None:
         self.flat, self.flow = flat, flow
+        self.sanitize = sanitize  # also tell the sanitizer of fences and of the order of accesses
         self.symbols = symbols  # module symbol -> virtual address
         self.sites = sites
         self.lines: list[str] = []
@@ -461,6 +464,19 @@ class Lowerer:
             return ""
         return self.emit(text)
 
+    def ordered(self) -> None:
+        """Tell the sanitizer that the access at hand is volatile or atomic, and whether it acquires or releases."""
+        assert self.instr is not None
+        mods = set(self.instr.mods)
+        if not self.sanitize or not (mods & _STRONG or self.instr.op in ("atom", "red")):
+            return
+        order = (
+            1
+            | (2 if mods & {"acquire", "acq_rel", "sc"} else 0)
+            | (4 if mods & {"release", "acq_rel", "sc"} else 0)
+        )
+        self.runtime("kb_order", "void", [("ptr", "%w"), ("i32", str(order))])
+
     # -- blocks ----------------------------------------------------------------------------------------
 
     def function(self, name: str) -> str:
@@ -523,6 +539,8 @@ class Lowerer:
             raise self.refuse("uniform result of a vector operation")
         try:
             emit(self, instr)
+            if self.sanitize and "sync" in instr.mods:
+                self.runtime("kb_warp_sync", "void", [("ptr", "%w")])
         except (
             IndexError,
             KeyError,
@@ -660,6 +678,8 @@ class Lowerer:
         self._dispatch(value, f"b{number}.t")
 
 
+#: Accesses that count as one indivisible step and never race with one another.
+_STRONG = {"volatile", "relaxed", "acquire", "release", "acq_rel", "sc", "mmio"}
 _WIDE = {"%clock64", "%globaltimer"}
 #: Scratch memory of a warp function for what runtime helpers read and write.
 _SCRATCH = {"A": 256, "B": 4096, "C": 4096, "D": 4096, "V": 32768}

@@ -75,6 +75,7 @@ def load(low: Lowerer, instr: Instr) -> None:
     size = TYPE_BYTES[kind]
     shape = size.bit_length() - 1 | count << 8
     site = low.site("load", space)
+    low.ordered()
     low.runtime(name, "void", [*arguments, ("ptr", "%V"), ("i32", str(site)), ("i32", str(shape))])
     base = f"i{8 * size}"
     for position, part in enumerate(target.value if target.kind == "vec" else (target,)):
@@ -119,6 +120,7 @@ def store(low: Lowerer, instr: Instr) -> None:
     for position, part in enumerate(source.value if source.kind == "vec" else (source,)):
         low.spill("V", low.bits(part, f"b{8 * size}"), f"i{8 * size}", position)
     site = low.site("store", space)
+    low.ordered()
     low.runtime(
         name, "void",
         [*arguments, ("ptr", "%V"), ("i32", str(site)), ("i32", str(size.bit_length() - 1 | count << 8))],

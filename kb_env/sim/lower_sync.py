@@ -23,6 +23,8 @@ def barrier_arguments(low: Lowerer, instr: Instr, following: int) -> list[tuple[
         predicate = low.emit(f"bitcast <{LANES} x i1> {low.pred(operands.pop())} to i32")
     number = _uniform(low, operands[0]) if operands else "0"
     threads = _uniform(low, operands[1]) if len(operands) > 1 else "0"
+    if instr.op == "barrier" and "aligned" not in instr.mods:
+        kind |= 16
     site = low.site("barrier")
     return [
         ("ptr", "%w"), ("i32", str(following)), ("i32", number), ("i32", threads), ("i32", str(kind)),
@@ -58,9 +60,17 @@ def barrier_result(low: Lowerer, instr: Instr) -> None:
     low.put(instr.operands[0], low.cast("trunc", "i64", moved, "i1"), "pred")
 
 
-@rule("membar", "fence", "nanosleep", "griddepcontrol", "setmaxnreg", "pmevent")
+@rule("membar", "fence")
+def fence(low: Lowerer, instr: Instr) -> None:
+    """Memory is sequentially consistent here: fences matter to the sanitizer only."""
+    if low.sanitize and "proxy" not in instr.mods:
+        wide = int(not {"cta", "mbarrier_init"} & set(instr.mods))
+        low.runtime("kb_fence", "void", [("ptr", "%w"), ("i32", str(wide))])
+
+
+@rule("nanosleep", "griddepcontrol", "setmaxnreg", "pmevent")
 def order(low: Lowerer, instr: Instr) -> None:
-    """Memory is sequentially consistent here, and power and register hints change nothing."""
+    """Power and register hints change nothing."""
 
 
 @rule("bar", "barrier")

@@ -129,6 +129,7 @@ def atomic(low: Lowerer, instr: Instr) -> None:
         raise low.refuse()
     code = operation | _TYPES.get(kind, 0) << 8 | size << 16 | count << 24
     out = ("ptr", "null") if target.kind == "sink" else ("ptr", "%V")
+    low.ordered()
     low.runtime(
         "kb_atomic", "void",
         [("ptr", "%w"), ("ptr", "%A"), ("i32", low.active()), ("ptr", "%B"), other, out,

@@ -27,6 +27,7 @@ from kb_env.sim.compiled import (
     symbols_of,
 )
 from kb_env.sim.counts import LaunchCounts
+from kb_env.sim.findings import FAULTS, Finding, described, from_fault
 from kb_env.sim.lower import SLOT_SHIFT
 from kb_env.sim.ptx import Module, PtxError, Variable, parse
 from kb_env.store import Store
@@ -36,18 +37,6 @@ DEFAULT_BUDGET = 2_000_000_000
 #: What the largest GPUs allow a block and a thread, in bytes.
 MAX_SHARED, MAX_LOCAL = 232_448, 524_288
 RESIDENT_BLOCKS = 256
-_FAULTS = {
-    1: "access out of bounds", 2: "misaligned access", 3: "trap",
-    4: "instruction budget used up (does the kernel end?)",
-    5: "deadlock: threads wait at a barrier that the others never reach",
-    6: "branch index or barrier number out of range",
-    7: "unsupported", 8: "assertion failed",
-}  # fmt: skip
-_FINDINGS = {
-    1: "barrier reached by part of a warp",
-    2: "shuffle reads a lane that does not take part",
-    3: "missing wait",
-}
 
 
 class SimFault(Exception):
@@ -57,19 +46,6 @@ class SimFault(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something wrong that did not stop the kernel."""
-
-    kind: str
-    message: str
-    kernel: str
-    block: tuple[int, int, int]
-    thread: int
-    line: int  # of the CUDA source, 0 if unknown
-    count: int
 
 
 @dataclass(frozen=True)
@@ -96,11 +72,14 @@ class Machine:
     """A PTX module ready to run.
 
     ``cache`` is a folder for the runtime library (default: ~/.cache/kb-env); ``store`` keeps compiled
-    kernels, if given: the PTX is then read only once one of them is not there.
+    kernels, if given: the PTX is then read only once one of them is not there. ``sanitize`` makes runs slower,
+    and ``findings`` complete.
     """
 
-    def __init__(self, ptx: str, cache: Path | None = None, store: Store | None = None) -> None:
-        self._ptx, self._store = ptx, store
+    def __init__(
+        self, ptx: str, cache: Path | None = None, store: Store | None = None, sanitize: bool = False
+    ) -> None:
+        self._ptx, self._store, self.sanitize = ptx, store, sanitize
         self._module: Module | None = None
         self.runtime = native.load(cache or native.default_cache())
         self.findings: list[Finding] = []
@@ -162,10 +141,10 @@ class Machine:
         return found
 
     def _load(self, name: str) -> _Loaded:
-        kernel = stored(self._store, self._ptx, name) if self._store is not None else None
+        kernel = stored(self._store, self._ptx, name, self.sanitize) if self._store is not None else None
         if kernel is None:
             try:
-                kernel = compile_kernel(self.module, name)
+                kernel = compile_kernel(self.module, name, self.sanitize)
             except PtxError as error:
                 raise SimFault(Status.REFUSED, str(error)) from error
             if self._store is not None:
@@ -181,32 +160,40 @@ class Machine:
         memory: Sequence[np.ndarray | None],
         sample_blocks: int | None = None,
         budget: int = DEFAULT_BUDGET,
+        waves: int = 0,
+        given: Sequence[bool] | None = None,
     ) -> list[LaunchCounts]:
         """Execute a plan's operations in order on ``memory`` (uint8, one per plan buffer; changed in place).
 
         ``sample_blocks`` runs only that many blocks a launch, picked by the golden ratio. ``budget`` is the
-        number of warp instructions a launch may execute.
+        number of warp instructions a launch may execute. ``waves`` runs that many blocks side by side, the last
+        one first (0: one after another where they let themselves). ``given`` says which buffers hold data from
+        the start, for the sanitizer (default: all arguments).
 
         Raises:
             SimFault: for anything the candidate's kernels did wrong.
         """
         for launch in plan.launches:
             self.compile(launch.kernel)
-        session = _Session(self, plan, memory)
+        session = _Session(self, plan, memory, given)
+        session.waves = waves
         counts = []
         for operation in plan.operations:
             if isinstance(operation, Launch):
                 counts.append(session.launch(operation, sample_blocks, budget))
             elif isinstance(operation, Fill):
                 session.buffers[operation.buffer][operation.offset :][: operation.nbytes] = operation.byte
+                session.define(operation.buffer, operation.offset, operation.nbytes)
             elif isinstance(operation, Copy):
                 source = session.buffers[operation.source][operation.source_offset :][
                     : operation.nbytes
                 ].copy()
                 session.buffers[operation.target][operation.target_offset :][: operation.nbytes] = source
+                session.define_copy(operation)
             else:
                 data = np.frombuffer(operation.packed(session.address), dtype=np.uint8)
                 session.buffers[operation.target][operation.offset :][: len(data)] = data
+                session.define(operation.target, operation.offset, len(data))
         return counts
 
 
@@ -228,8 +215,17 @@ def pick_blocks(total: int, count: int) -> list[int]:
 class _Session:
     """Memory of one plan: its buffers and the module's symbols, at their virtual addresses."""
 
-    def __init__(self, machine: Machine, plan: LaunchPlan, memory: Sequence[np.ndarray | None]) -> None:
+    waves = 0
+
+    def __init__(
+        self,
+        machine: Machine,
+        plan: LaunchPlan,
+        memory: Sequence[np.ndarray | None],
+        given: Sequence[bool] | None,
+    ) -> None:
         self.machine, self.plan = machine, plan
+        self.defined: dict[int, np.ndarray] = {}  # by slot: of each byte whether it was written
         self.slots: dict[int, tuple[np.ndarray, str, bool]] = {}
         self.address: list[int] = []
         self.buffers: list[np.ndarray] = []
@@ -255,6 +251,11 @@ class _Session:
                 raise SimFault(Status.REFUSED, "too many buffers")
             self.buffers.append(data)
             self.address.append(slot << SLOT_SHIFT)
+            if machine.sanitize and buffer.kind != "symbol":
+                whole = buffer.kind == "argument" if given is None else given[len(self.buffers) - 1]
+                self.defined[slot] = np.full(data.nbytes + 1, int(whole), np.uint8)
+        for i in range(len(symbols) if machine.sanitize else 0):
+            self.defined[FIRST_SLOT + i] = np.ones(self.slots[FIRST_SLOT + i][0].nbytes + 1, np.uint8)
 
     def _initial(self, item: Variable) -> np.ndarray:
         data = np.zeros(item.nbytes, dtype=np.uint8)
@@ -268,6 +269,17 @@ class _Session:
             raw[offset : offset + 8] = (value + addend).to_bytes(8, "little")
         data[: len(raw)] = np.frombuffer(bytes(raw), dtype=np.uint8)
         return data
+
+    def define(self, buffer: int, offset: int, nbytes: int) -> None:
+        """These bytes are written from outside a kernel."""
+        if self.machine.sanitize:
+            self.defined[self.address[buffer] >> SLOT_SHIFT][offset : offset + nbytes] = 1
+
+    def define_copy(self, copy: Copy) -> None:
+        if self.machine.sanitize:
+            source = self.defined[self.address[copy.source] >> SLOT_SHIFT][copy.source_offset :]
+            target = self.defined[self.address[copy.target] >> SLOT_SHIFT][copy.target_offset :]
+            target[: copy.nbytes] = source[: copy.nbytes].copy()
 
     def parameters(self, launch: Launch, kernel: Kernel) -> np.ndarray:
         """The parameter block: each value at its aligned offset, pointers filled in."""
@@ -310,11 +322,18 @@ class _Session:
             read, written = array(data.nbytes // 2048 + 2), array(data.nbytes // 2048 + 2)
             bitmaps[slot] = (read, written)
             stamps = array(data.nbytes // 32 + 1).ctypes.data if sample is not None else None
+            defined = self.defined[slot].ctypes.data if slot in self.defined else None
             run.slots[slot] = native.Slot(
-                data.ctypes.data, data.nbytes, read.ctypes.data, written.ctypes.data, int(writable), stamps
+                data.ctypes.data,
+                data.nbytes,
+                read.ctypes.data,
+                written.ctypes.data,
+                int(writable),
+                defined,
+                stamps,
             )
         params = self.parameters(launch, code)
-        run.slots[3] = native.Slot(params.ctypes.data, params.nbytes - 64, None, None, 0, None)
+        run.slots[3] = native.Slot(params.ctypes.data, params.nbytes - 64, None, None, 0, None, None)
         if sample is not None:
             run.hot = array(2 * native.HOT_WORDS).ctypes.data
             # Warps take turns at every loop iteration, as on hardware, so that reuse distances mean something.
@@ -336,7 +355,7 @@ class _Session:
                 f"kernel {launch.kernel} asks for {run.shared_bytes} bytes of shared memory (at most {MAX_SHARED}) "
                 f"and {code.local_bytes} of local memory a thread (at most {MAX_LOCAL})",
             )
-        run.budget = budget
+        run.budget, run.waves, run.sanitize = budget, self.waves, int(machine.sanitize)
         total = launch.grid[0] * launch.grid[1] * launch.grid[2]
         picks = pick_blocks(total, sample) if sample is not None and sample < total else []
         chosen = array(len(picks) + 1)
@@ -355,25 +374,20 @@ class _Session:
 
     def _collect(self, launch: Launch, code: Kernel, run: native.Run, findings: ctypes.Array) -> None:
         for item in findings[: run.finding_count]:
-            site = code.sites[item.site]
-            message = f"{_FINDINGS[item.kind]}: {site.opcode}"
-            self.machine.findings.append(
-                Finding(
-                    site.kind, message, launch.kernel, tuple(item.block), item.thread, site.source, item.count
-                )
-            )
+            self.machine.findings.append(described(item, code, self._place, launch.grid))
 
     def _fault(self, launch: Launch, code: Kernel, run: native.Run) -> SimFault:
         item = run.fault
         status = Status.TIMED_OUT if item.kind in (4, 5) else Status.CRASHED
         where = f"kernel {launch.kernel}, block {tuple(item.block)}, thread {item.warp * 32 + item.lane}"
-        what = _FAULTS.get(item.kind, "fault")
+        what = FAULTS.get(item.kind, "fault")
         if item.site < len(code.sites):
             site = code.sites[item.site]
             place = f"line {site.source}" if site.source else f"PTX line {site.line}"
             where = f"{place}, {where}, {site.opcode}"
         if item.kind in (1, 2):
             what += f": {item.width} bytes at {self._place(item.address)}"
+        self.machine.findings.append(from_fault(item, code, f"{what} ({where})"))
         return SimFault(status, f"{what} ({where})")
 
     def _place(self, address: int) -> str:

@@ -41,6 +41,7 @@ class Slot(ctypes.Structure):
         ("read", pointer),
         ("written", pointer),
         ("writable", u64),
+        ("defined", pointer),
         ("stamps", pointer),
     ]
 
@@ -57,7 +58,10 @@ class FaultRecord(ctypes.Structure):
 
 
 class FindingRecord(ctypes.Structure):
-    _fields_ = [("kind", u32), ("site", u32), ("block", u32 * 3), ("thread", u32), ("count", u64)]
+    _fields_ = [
+        ("kind", u32), ("site", u32), ("block", u32 * 3), ("thread", u32), ("count", u64), ("other_site", u32),
+        ("other_block", u32), ("other_thread", u32), ("width", u32), ("address", u64),
+    ]  # fmt: skip
 
 
 class Run(ctypes.Structure):
@@ -72,7 +76,8 @@ class Run(ctypes.Structure):
         ("findings", pointer), ("finding_count", u32), ("finding_room", u32), ("text", pointer), ("text_used", u64),
         ("text_room", u64), ("lane_accesses", u64), ("hot", pointer), ("hot_most", u64), ("first_sectors", u64),
         ("reuse", u64 * REUSES), ("between", u64 * REUSES),
-        ("slice", u64), ("rounds", u64), ("spare", u64 * 2), ("escape", ctypes.c_uint8 * 1024),
+        ("slice", u64), ("rounds", u64), ("waves", u64), ("sanitize", u64), ("watch", pointer),
+        ("escape", ctypes.c_uint8 * 1024),
     ]  # fmt: skip
 
 

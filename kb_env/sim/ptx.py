@@ -21,6 +21,7 @@ TYPE_BYTES = {
     "b64": 8, "s64": 8, "u64": 8, "f64": 8, "b128": 16,
 }  # fmt: skip
 MAX_REGISTERS = 200_000
+MAX_INLINED = 32
 MAX_VARIABLE_BYTES = 1 << 30
 
 
@@ -101,6 +102,9 @@ class Module:
     target: str
 
 
+_LOC = re.compile(
+    r"\s*(\d{1,6})\s+(\d{1,9})(?:\s+(\d{1,9}))?(?:.*\binlined_at\s+(\d{1,6})\s+(\d{1,9})\s+(\d{1,9}))?"
+)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _LINE_DIRECTIVE = re.compile(r"\s*\.(loc|file|version|target|address_size)\b([^\n]*)")
 _STOP = re.compile(r'[;{}:"]')
@@ -155,6 +159,7 @@ class _Parser:
         self.files: dict[int, str] = {}
         self.target = ""
         self.source = 0
+        self.inlined: dict[tuple[int, int, int], tuple[int, int, int]] = {}
         self.function: Function | None = None
         self.scopes: list[dict[str, str]] = []  # written register name -> unique name
         self.path: tuple[int, ...] = ()
@@ -220,14 +225,27 @@ class _Parser:
 
     def directive(self, name: str, rest: str) -> None:
         if name == "loc":
-            parts = rest.split()
-            self.source = int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
+            self.source = self.place(rest)
         elif name == "file":
             match = re.match(r'\s*(\d+)\s+"([^"]*)"', rest)
             if match:
                 self.files[int(match.group(1))] = match.group(2)
         elif name == "target":
             self.target = rest.split(",")[0].strip()
+
+    def place(self, rest: str) -> int:
+        """Line of the translation unit itself (file 1) that a .loc names, through the calls it was inlined by."""
+        match = _LOC.match(rest)
+        if not match:
+            return 0
+        at = (int(match.group(1)), int(match.group(2)), int(match.group(3) or 0))
+        if match.group(4):
+            self.inlined[at] = (int(match.group(4)), int(match.group(5)), int(match.group(6)))
+        for _ in range(MAX_INLINED):
+            if at[0] == 1 or at not in self.inlined:
+                break
+            at = self.inlined[at]
+        return at[1] if at[0] == 1 else int(match.group(2))
 
     def open_scope(self) -> None:
         self.scopes.append({})

@@ -9,10 +9,12 @@ void complete(Warp *warp, u32 keep) {
     u32 left = 0;
     for (u32 i = 0; i < warp->pending_count; i++) {
         Pending &copy = warp->pending[i];
-        if (keep == ~0u || copy.group + keep < warp->group_now)
+        if (keep == ~0u || copy.group + keep < warp->group_now) {
             memcpy(warp->block->shared + copy.target, copy.data, copy.bytes);  // the range was checked at issue
-        else
+            if (warp->clocks) san_arrived(warp, (u64)SLOT_SHARED << SLOT_SHIFT | copy.target, copy.bytes, copy.lane, copy.pad);
+        } else {
             warp->pending[left++] = copy;
+        }
     }
     warp->pending_count = left;
 }
@@ -69,7 +71,10 @@ void kb_cp_async(Warp *warp, const u32 *target, const u64 *source, const u32 *si
             memcpy(copy.data, lane_address(from, i, width), width);
         }
         copy.target = (u64)(lane_address(to, i, width) - warp->block->shared);
-        copy.bytes = width, copy.group = warp->group_now, copy.lane = i;
+        copy.bytes = width, copy.group = warp->group_now, copy.lane = i, copy.pad = store_site;
+        if (!warp->clocks) continue;
+        if (reading >> i & 1) san_read(warp, source[i], size && size[i] < width ? size[i] : width, i, load_site, 0);
+        san_arriving(warp, (u64)SLOT_SHARED << SLOT_SHIFT | copy.target, width, i, store_site);
     }
 }
 
@@ -82,6 +87,8 @@ void kb_mbarrier(Warp *warp, const u64 *address, u32 mask, const u32 *count, u64
     for (u32 m = mask; m; m &= m - 1) {
         u32 i = first_lane(m);
         u64 *barrier = barrier_at(warp, address[i], i, site);
+        if (warp->clocks && op == 0) san_write(warp, address[i], 8, i, site, 1, nullptr);
+        if (warp->clocks && op) san_sync(warp, address[i], false, true, 4);
         if (state) state[i] = *barrier;
         if (op == 0) *barrier = pack_barrier(count[i], count[i], 0, 0);
         if (op == 1) update_barrier(barrier, count[i], 0);
@@ -105,6 +112,7 @@ u32 kb_mbarrier_test(Warp *warp, const u64 *address, u32 mask, const u64 *state,
         u64 phase = *barrier_at(warp, address[i], i, site) >> 63;
         u64 asked = by_parity ? state[i] & 1 : state[i] >> 63;
         done |= (u32)(phase != asked) << i;
+        if (warp->clocks && phase != asked) san_sync(warp, address[i], true, false, 2);
     }
     if (done != mask) warp->limit = warp->executed;
     return done;
@@ -117,6 +125,7 @@ void kb_bulk(Warp *warp, const u64 *target, const u64 *source, const u32 *bytes,
         if ((size | target[i] | source[i]) & 15) fault(warp, MISALIGNED, i, site, target[i], size);
         if (!size) continue;
         u8 *to = reach(warp, target[i], size, i, site, true), *from = reach(warp, source[i], size, i, site, false);
+        if (warp->clocks) san_read(warp, source[i], size, i, site, 0), san_write(warp, target[i], size, i, site, 0, nullptr);
         memmove(to, from, size);
         Site &tally = warp->run->sites[site];
         tally.requests += (size + 127) / 128, tally.sectors += (size + 31) / 32, tally.bytes += size;

@@ -142,6 +142,8 @@ void kb_matrix(Warp *warp, const u32 *address, u32 mask, u32 *regs, u32 site, u3
             u64 full = (u64)SLOT_SHARED << SLOT_SHIFT | where;
             if (where & 15) fault(warp, MISALIGNED, lane, site, full, 16);
             row[r] = reach(warp, full, 16, lane, site, storing);
+            if (warp->clocks && storing) san_write(warp, full, 16, lane, site, 0, nullptr);
+            if (warp->clocks && !storing) san_read(warp, full, 16, lane, site, 0);
             at[r] = where;
         }
         tally.sectors += wavefronts(at, 0xff, 16);
@@ -249,6 +251,8 @@ void kb_wmma(Warp *warp, const u64 *base, const u32 *stride, u32 mask, u32 *word
         for (u32 m = mask; m; m &= m - 1) {
             u32 i = first_lane(m);
             u8 *host = lane_address(at, i, size);
+            if (warp->clocks && storing) san_write(warp, address[i], size, i, site, 0, nullptr);
+            if (warp->clocks && !storing) san_read(warp, address[i], size, i, site, 0);
             if (storing) {
                 u32 v = word[i] >> (8 * size * e % 32);
                 memcpy(host, &v, size);

@@ -439,12 +439,24 @@ template <class T> static void store_as(const Reached &at, const void *values, u
     if (count == 8) scatter<T, 8>(at, values, mask);
 }
 
+// The request's addresses in full, for the sanitizer.
+template <int SPACE> static void watch(Warp *warp, const void *address, u32 mask, const void *values, u32 site, u32 shape) {
+    u64 full[LANES];
+    for (u32 i = 0; i < LANES; i++) {
+        u64 offset = SPACE == SHARED ? ((const u32 *)address)[i] : ((const u64 *)address)[i];
+        if (SPACE == LOCAL) offset &= (1ull << SLOT_SHIFT) - 1;
+        full[i] = SPACE == SHARED ? (u64)SLOT_SHARED << SLOT_SHIFT | offset : SPACE == LOCAL ? (u64)SLOT_LOCAL << SLOT_SHIFT | offset : offset;
+    }
+    san_request(warp, full, mask, 1u << (shape & 255), shape >> 8, site, values);
+}
+
 // shape: log2 of the element size, and the element count shifted left by 8.
 template <int SPACE> static void load(Warp *warp, const void *address, u32 mask, void *values, u32 site, u32 shape) {
     u32 count = shape >> 8, log = shape & 255;
     Reached at;
     if (!mask) return;
     reach_space<SPACE>(warp, address, mask, count << log, site, false, at);
+    if (warp->clocks) watch<SPACE>(warp, address, mask, nullptr, site, shape);
     if (shape == (1 << 8 | 2)) return gather<u32, 1>(at, values);
     if (log == 0) load_as<u8>(at, values, count);
     if (log == 1) load_as<u16>(at, values, count);
@@ -457,6 +469,7 @@ template <int SPACE> static void store(Warp *warp, const void *address, u32 mask
     Reached at;
     if (!mask) return;
     reach_space<SPACE>(warp, address, mask, count << log, site, true, at);
+    if (warp->clocks) watch<SPACE>(warp, address, mask, values, site, shape);
     if (log == 0) store_as<u8>(at, values, count, mask);
     if (log == 1) store_as<u16>(at, values, count, mask);
     if (log == 2) store_as<u32>(at, values, count, mask);

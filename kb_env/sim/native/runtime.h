@@ -21,7 +21,7 @@ enum { LANES = 32, SLOT_SHIFT = 36, SLOT_SHARED = 1, SLOT_LOCAL = 2, SLOT_PARAM 
 enum { REUSES = 9, HOT_WORDS = 1 << 16 };
 enum { BARRIERS = 17 };  // 16 of the block, and the cluster's at 16
 enum FaultKind { OUT_OF_BOUNDS = 1, MISALIGNED, TRAP, BUDGET, DEADLOCK, BAD_BRANCH, UNSUPPORTED, ASSERTED };
-enum FindingKind { DIVERGENT_BARRIER = 1, ABSENT_LANE, MISSING_WAIT };
+enum FindingKind { DIVERGENT_BARRIER = 1, ABSENT_LANE, MISSING_WAIT, UNINITIALISED, RACE_READ, RACE_WRITE, MIXED_BARRIER };
 
 struct Slot {
     u8 *host;
@@ -29,6 +29,7 @@ struct Slot {
     u64 *read;     // bitmap of 32-byte sectors, or null
     u64 *written;
     u64 writable;
+    u8 *defined;   // of each byte whether it was written, or null (the sanitizer's)
     u64 *stamps;   // who loaded each sector last: block number + 1, whether it was cold, that warp's count of loads; or null
 };
 
@@ -46,10 +47,15 @@ struct Fault {
 struct Finding {
     u32 kind, site, block[3], thread;
     u64 count;
+    u32 other_site, other_block, other_thread, width;  // of a race: the earlier access
+    u64 address;
 };
 
 struct Block;
 struct Warp;
+struct Watch;
+struct Shadow;
+struct Clocks;
 typedef u32 (*Kernel)(Warp *);
 
 struct Pending {  // an asynchronous copy that has not been waited for
@@ -86,7 +92,9 @@ struct Run {  // one launch
     u64 between[REUSES]; // and the sum of these
     u64 slice;           // warp instructions before other warps get their turn (0: many)
     u64 rounds;          // turns of a block before the next ones start beside it (0: 64)
-    u64 spare[2];
+    u64 waves;           // not 0: blocks run side by side, this many started together, the last one first
+    u64 sanitize;
+    Watch *watch;        // the sanitizer's state, while it runs
     jmp_buf escape;
 };
 
@@ -97,7 +105,9 @@ struct Block {
     u32 index[3], warp_count, done, state;
     u32 arrived[BARRIERS], expected[BARRIERS];
     u32 red_count[BARRIERS], red_and[BARRIERS], red_or[BARRIERS];
+    u32 barrier_site[BARRIERS];
     u64 linear;
+    Shadow *shadow;
 };
 
 struct Warp {
@@ -125,6 +135,8 @@ struct Warp {
     Pending *pending;
     u32 pending_count, pending_room, group_now, group_done[LANES];
     u32 loads;  // requests to global memory so far
+    Clocks *clocks;     // the sanitizer's, or null
+    u8 *local_defined;
 };
 
 struct Reached {  // where the lanes of a request go
@@ -148,6 +160,23 @@ u32 pack_float(double value, u32 ebits, u32 mbits, u32 mode, bool satfinite);
 double unpack_float(u32 bits, u32 ebits, u32 mbits);
 void complete(Warp *warp, u32 keep);
 [[noreturn]] void fault(Warp *warp, u32 kind, u32 lane, u32 site, u64 address, u64 width);
-void finding(Warp *warp, u32 kind, u32 lane, u32 site);
+Finding *finding(Warp *warp, u32 kind, u32 lane, u32 site);
+// sanitize.cpp
+void san_start(Run *run);
+void san_end(Run *run);
+void san_new_block(Run *run, Block *block);
+void san_start_block(Run *run, Block *block);
+void san_free_block(Block *block);
+void san_arrive(Warp *warp, u32 id);
+void san_leave(Warp *warp, u32 id);
+void san_met(Block *block, u32 id);
+void san_request(Warp *warp, const u64 *address, u32 mask, u32 size, u32 count, u32 site, const void *values);
+void san_read(Warp *warp, u64 address, u32 width, u32 lane, u32 site, u32 strong);
+void san_write(Warp *warp, u64 address, u32 width, u32 lane, u32 site, u32 strong, const u8 *value);
+void san_write_lane(Warp *warp, u64 address, u32 width, u32 lane, u32 site, u32 strong, const u8 *value, u32 mask);
+void san_atomic(Warp *warp, u64 address, u32 width, u32 lane, u32 site, bool fetches);
+void san_sync(Warp *warp, u64 address, bool reads, bool writes, u32 order);
+void san_arriving(Warp *warp, u64 address, u32 width, u32 lane, u32 site);
+void san_arrived(Warp *warp, u64 address, u32 width, u32 lane, u32 site);
 u8 *reach(Warp *warp, u64 address, u64 width, u32 lane, u32 site, bool write);
 static inline u32 first_lane(u32 mask) { return (u32)__builtin_ctz(mask); }

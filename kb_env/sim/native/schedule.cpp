@@ -20,17 +20,18 @@ void fault(Warp *warp, u32 kind, u32 lane, u32 site, u64 address, u64 width) {
     longjmp(run->escape, 1);
 }
 
-void finding(Warp *warp, u32 kind, u32 lane, u32 site) {
+Finding *finding(Warp *warp, u32 kind, u32 lane, u32 site) {
     Run *run = warp->run;
     for (u32 i = 0; i < run->finding_count; i++)
         if (run->findings[i].kind == kind && run->findings[i].site == site) {
             run->findings[i].count++;
-            return;
+            return nullptr;
         }
-    if (run->finding_count == run->finding_room) return;
+    if (run->finding_count == run->finding_room) return nullptr;
     Finding &out = run->findings[run->finding_count++];
     out.kind = kind, out.site = site, out.thread = warp->index * LANES + lane, out.count = 1;
     memcpy(out.block, warp->ctaid, sizeof out.block);
+    return &out;
 }
 
 // Chooses the lanes that run next: those at the lowest program counter. Returns it, or ~0 if none can run.
@@ -94,10 +95,12 @@ u32 kb_indexed(Warp *warp, const u32 *index, const u32 *table, u32 count, u32 si
     return choose(warp);
 }
 
-// The running lanes arrive at barrier id and will go on at pc. kind: 0 wait, 1 arrive only, 2-4 popc/and/or.
+// The running lanes arrive at barrier id and will go on at pc. kind: 0 wait, 1 arrive only, 2-4 popc/and/or; 16 is added
+// where lanes of a warp may come one by one (barrier without .aligned).
 u32 kb_barrier(Warp *warp, u32 pc, u32 id, u32 threads, u32 kind, u32 predicate, u32 site) {
     Block *block = warp->block;
-    u32 mask = warp->mask;
+    u32 mask = warp->mask, aligned = !(kind & 16);
+    kind &= 15;
     if (id >= 16) fault(warp, BAD_BRANCH, first_lane(mask), site, id, 0);
     park(warp, mask, pc);
     if (kind != 1) {
@@ -105,8 +108,12 @@ u32 kb_barrier(Warp *warp, u32 pc, u32 id, u32 threads, u32 kind, u32 predicate,
         for (u32 i = 0; i < LANES; i++)
             if (mask >> i & 1) warp->barrier_of[i] = id;
         // Lanes of one warp that wait at the same barrier at different places: undefined in CUDA.
-        if (mask != warp->live) finding(warp, DIVERGENT_BARRIER, first_lane(mask), site);
+        if (aligned && mask != warp->live) finding(warp, DIVERGENT_BARRIER, first_lane(mask), site);
     }
+    // Warps that meet at different barriers of the source: undefined in CUDA, and works on hardware by chance.
+    if (!block->arrived[id]) block->barrier_site[id] = site;
+    if (aligned && !id && !threads && kind != 1 && block->barrier_site[id] != site) finding(warp, MIXED_BARRIER, first_lane(mask), site);
+    if (warp->clocks) san_arrive(warp, id);
     block->expected[id] = threads;
     block->arrived[id] += (u32)__builtin_popcount(mask);
     block->red_count[id] += (u32)__builtin_popcount(predicate & mask);
@@ -138,10 +145,12 @@ static Block *new_block(Run *run) {
     block->shared = (u8 *)aligned_alloc(64, ((u64)run->shared_bytes + 127) / 64 * 64);
     block->warps = (Warp **)calloc(block->warp_count, sizeof(Warp *));
     for (u32 i = 0; i < block->warp_count; i++) block->warps[i] = new_warp(run, block, i);
+    if (run->sanitize) san_new_block(run, block);
     return block;
 }
 
 static void free_block(Block *block) {
+    if (block->shadow) san_free_block(block);
     for (u32 i = 0; i < block->warp_count; i++) {
         free(block->warps[i]->registers);
         free(block->warps[i]->local);
@@ -189,6 +198,7 @@ static void start_block(Run *run, Block *block, u64 linear) {
     memset(block->red_or, 0, sizeof block->red_or);
     memset(block->shared, 0xff, run->shared_bytes);
     for (u32 i = 0; i < block->warp_count; i++) start_warp(run, block, block->warps[i]);
+    if (block->shadow) san_start_block(run, block);
 }
 
 // Lets the barriers go whose threads have all arrived. Exited warps count as arrived. Returns whether any did.
@@ -215,7 +225,9 @@ static bool release(Run *run, Block *block) {
                     warp->result[lane] = block->red_count[id] | (u64)(block->red_and[id] == 0) << 32 | (u64)(block->red_or[id] != 0) << 33;
                 }
             warp->at_barrier &= ~here;
+            if (here && warp->clocks) san_leave(warp, id);
         }
+        if (block->shadow) san_met(block, id);
         block->arrived[id] = block->red_count[id] = block->red_and[id] = block->red_or[id] = 0;
         any = true;
     }
@@ -254,16 +266,36 @@ struct Active {  // blocks that have started, and finished ones to use again
     u64 next;
 };
 
+static void begin(Run *run, Active *state) {
+    Block *block = state->spare_count ? state->spare[--state->spare_count] : new_block(run);
+    state->active[state->active_count++] = block;
+    start_block(run, block, run->pick_count ? run->picks[state->next] : state->next);
+    state->next++;
+}
+
+static void finish(Active *state, u32 i) {
+    state->spare[state->spare_count++] = state->active[i];
+    for (u32 j = i + 1; j < state->active_count; j++) state->active[j - 1] = state->active[j];
+    state->active_count--;
+}
+
+// Blocks side by side, as on a GPU: as many as there is room for have started, and the last of them has its turn first.
+static void run_waves(Run *run, Active *state, u32 resident) {
+    u64 count = (u64)run->grid[0] * run->grid[1] * run->grid[2], room = run->waves < resident ? run->waves : resident;
+    while (state->active_count || state->next < count) {
+        while (state->next < count && state->active_count < room) begin(run, state);
+        for (u32 i = state->active_count; i-- > 0;)
+            if (!turn(run, state->active[i])) finish(state, i);
+    }
+}
+
 static void run_blocks(Run *run, Active *state, u32 resident) {
     u64 total = (u64)run->grid[0] * run->grid[1] * run->grid[2];
     u64 count = run->pick_count ? run->pick_count : total, rounds = run->rounds ? run->rounds : 64;
     while (state->active_count || state->next < count) {
         // A block runs until it is done or has been turned over often; then the next ones join it.
         if (state->next < count && state->active_count < resident) {
-            Block *block = state->spare_count ? state->spare[--state->spare_count] : new_block(run);
-            state->active[state->active_count++] = block;
-            start_block(run, block, run->pick_count ? run->picks[state->next] : state->next);
-            state->next++;
+            begin(run, state);
         }
         for (u32 i = 0; i < state->active_count;) {
             u32 answer = 1;
@@ -272,9 +304,7 @@ static void run_blocks(Run *run, Active *state, u32 resident) {
                 i++;
                 continue;
             }
-            state->spare[state->spare_count++] = state->active[i];
-            for (u32 j = i + 1; j < state->active_count; j++) state->active[j - 1] = state->active[j];
-            state->active_count--;
+            finish(state, i);
         }
     }
 }
@@ -285,10 +315,15 @@ extern "C" u32 kb_run(Run *run, u32 resident) {
     Active *state = (Active *)calloc(1, sizeof(Active));
     state->active = (Block **)calloc(resident + 1, sizeof(Block *));
     state->spare = (Block **)calloc(resident + 1, sizeof(Block *));
+    if (run->sanitize) san_start(run);
     u32 failed = (u32)(setjmp(run->escape) != 0);
-    if (!failed) run_blocks(run, state, resident);
+    if (!failed && run->waves && !run->pick_count)
+        run_waves(run, state, resident);
+    else if (!failed)
+        run_blocks(run, state, resident);
     for (u32 i = 0; i < state->active_count; i++) free_block(state->active[i]);
     for (u32 i = 0; i < state->spare_count; i++) free_block(state->spare[i]);
+    if (run->sanitize) san_end(run);
     free(state->active), free(state->spare), free(state);
     return failed;
 }

@@ -8,6 +8,7 @@ static inline u32 bits_of(float v) { u32 b; memcpy(&b, &v, 4); return b; }
 static inline double as_double(u64 bits) { double v; memcpy(&v, &bits, 8); return v; }
 static inline u64 bits_of(double v) { u64 b; memcpy(&b, &v, 8); return b; }
 
+extern "C" void kb_order(Warp *warp, u32 order);
 extern "C" void kb_half(const u16 *a, const u16 *b, const u16 *c, u16 *out, u32 code, u32 count);
 
 enum { EXCH = 0, ADD, MIN, MAX, AND, OR, XOR, INC, DEC, CAS };
@@ -137,6 +138,7 @@ void kb_atomic(Warp *warp, const u64 *address, u32 mask, const u64 *value, const
         u64 at = address[i];
         if (at & (width * count - 1)) fault(warp, MISALIGNED, i, site, at, width * count);
         u8 *host = reach(warp, at, width * count, i, site, true);
+        if (warp->clocks) san_atomic(warp, at, width * count, i, site, out != nullptr);
         u64 slot = at >> SLOT_SHIFT;
         if (slot >= SLOT_FIRST) {
             Slot &s = warp->run->slots[slot];
@@ -161,6 +163,7 @@ void kb_atomic(Warp *warp, const u64 *address, u32 mask, const u64 *value, const
             if (out) out[e * LANES + i] = old;
         }
     }
+    kb_order(warp, 0);
     tally.sectors += shared ? most : sector_count;  // shared memory takes a pass for each lane on one word
 }
 
