@@ -23,19 +23,9 @@ from kb_env.types import KbError
 from policies import endpoint
 from policies.budget import BudgetSpent, Limits, NoAnswer, Prices, Usage
 from policies.cassette import read_answers
-from policies.chat import (
-    SMALLEST_ANSWER,
-    Answer,
-    Chat,
-    Order,
-    Settings,
-    affordable,
-    bytes_of,
-    chat_of,
-    parse_json,
-    transport_of,
-)
+from policies.chat import Chat, chat_of, parse_json, transport_of
 from policies.endpoint import Endpoint
+from policies.request import SMALLEST_ANSWER, Answer, Order, Settings, affordable, bytes_of
 
 SCHEMA = {
     "type": "object",

@@ -21,13 +21,14 @@ from kb_env.types import Episode, KbError, Profile, Program, Status
 from memory.entries import Holdout
 from memory.store import Memory
 from policies.budget import Limits, Prices
-from policies.chat import Chat, bytes_of
+from policies.chat import Chat
 from policies.evolve import Evolve, Options
 from policies.fitting import numbered
 from policies.oneshot import Oneshot
 from policies.policy import make_policy
 from policies.population import Elite, Population
 from policies.refine import Refine
+from policies.request import bytes_of
 from policies.turn import DECLINED, as_action, lowered, read_parts, rebased
 
 TASK = load_task("softmax")
