@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from kb_env.backends import gpu_obstacle
 from kb_env.gpu.oracle import Oracle
 from kb_env.gpu.protocol import Draw, Drawn, Pose
 from kb_env.gpu.sanitizer import Report, Sanitizer, finding, small_case
+from kb_env.prepare import prepare
 from kb_env.task import load_task
 from kb_env.types import Case
 
@@ -81,3 +85,29 @@ def test_the_oracle_hands_out_inputs_for_a_run_nobody_looks_at() -> None:
         ((name, data),) = drawn.inputs
         assert (name, len(data)) == ("x", 4 * case.sizes["rows"] * case.sizes["cols"])
         assert oracle.answer(Draw(case.name, 6)) != drawn
+
+
+#: Stands where compute-sanitizer does: takes its options, runs the program, finds nothing.
+TOOL = """#!/bin/sh
+log=
+while [ "${1#--}" != "$1" ]; do [ "$1" = --log-file ] && log=$2; shift 2; done
+"$@"
+printf '========= ERROR SUMMARY: 0 errors\\n' > "$log"
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_a_program_that_did_not_run_counts_for_no_tool(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Path
+) -> None:
+    """Without a GPU the replay fails at once: a summary without errors must not be taken for a clean run."""
+    if gpu_obstacle() is None:
+        pytest.skip("the replay works here")
+    (tmp_path / "tool").write_text(TOOL)
+    (tmp_path / "tool").chmod(0o755)
+    monkeypatch.setattr("kb_env.gpu.sanitizer.find_tool", lambda: str(tmp_path / "tool"))
+    task = load_task("vector_add")
+    case = small_case(task)
+    prepared = prepare(task, task.initial, "sm_90a", store, (case,))
+    report = Sanitizer(0).check(prepared, case, ())
+    assert report.tools == () and report.finding is None and len(report.failed) == 4

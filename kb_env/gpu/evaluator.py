@@ -235,7 +235,7 @@ class GpuEvaluator:
         report = self._sanitizer.check(session.prepared, case, inputs.inputs)
         if report.finding is not None:
             session.reject(CandidateFault(Status.WRONG, "sanitize", report.finding, "sanitizer"))
-        return ", ".join(report.tools) or "none"
+        return "; ".join((", ".join(report.tools) or "none", *report.failed))
 
     def _profile(self, session: Session) -> Profile:
         case = session.prepared.task.bench[0]

@@ -31,7 +31,8 @@ def replay(load: Load, feeds: dict[str, bytes], bind: Bind) -> None:
             call(driver.cuMemcpyHtoD, base, ctypes.addressof(held), len(data))
         bases.append(base)
     call(driver.cuCtxSynchronize)
-    for step in module.bind(bind.plan, bases, stream).steps:
+    bound = module.bind(bind.plan, bases, stream)  # its steps point into memory that it owns
+    for step in bound.steps:
         step()
     call(driver.cuCtxSynchronize)
 

@@ -34,10 +34,14 @@ _PLACE = re.compile(r"\bat (?P<function>.+?)\+0x[0-9a-f]+ in (?P<file>\S+?):(?P<
 
 @dataclass(frozen=True)
 class Report:
-    """``tools`` that came to an end; ``finding`` is the first thing found, with its line."""
+    """``tools`` under which the program ran to its end; ``finding`` is the first thing found, with its line.
+
+    ``failed`` says why the other tools did not.
+    """
 
     tools: tuple[str, ...]
     finding: str | None = None
+    failed: tuple[str, ...] = ()
 
 
 class Sanitizer:
@@ -54,16 +58,21 @@ class Sanitizer:
         command = self._command
         with ThreadPoolExecutor(len(TOOLS)) as pool:
             logs = list(pool.map(lambda tool: self._log(command, tool, prepared, case, inputs), TOOLS))
-        done = tuple(tool for tool, log in zip(TOOLS, logs, strict=True) if _SUMMARY.search(log))
-        for tool, log in zip(TOOLS, logs, strict=True):
+        named = dict(zip(TOOLS, logs, strict=True))
+        done = tuple(tool for tool, (log, why) in named.items() if not why and _SUMMARY.search(log))
+        failed = tuple(
+            f"{tool}: {why or 'no summary'}" for tool, (_, why) in named.items() if tool not in done
+        )
+        for tool, (log, _) in named.items():
             found = finding(log)
             if found is not None:
-                return Report(done, f"{tool}: {found}")
-        return Report(done)
+                return Report(done, f"{tool}: {found}", failed)
+        return Report(done, None, failed)
 
     def _log(
         self, command: str, tool: str, prepared: Prepared, case: Case, inputs: Sequence[tuple[str, bytes]]
-    ) -> str:
+    ) -> tuple[str, str]:
+        """The tool's log, and what kept the program from its end under it (empty if nothing did)."""
         with tempfile.TemporaryDirectory(prefix="kb-env-sanitizer-") as folder:
             log = Path(folder) / "log.txt"
             prefix = (
@@ -71,7 +80,7 @@ class Sanitizer:
                 "--print-limit", "3", "--target-processes", "application-only",
             )  # fmt: skip
             worker = Worker("kb_env.gpu.sanitized", self._index, prefix=prefix)
-            plan = prepared.plans[case.name]
+            plan, why = prepared.plans[case.name], ""
             try:
                 worker.expect(Done, START_SECONDS)
                 worker.ask(Load(0, prepared.image), Done, RUN_SECONDS)
@@ -79,13 +88,13 @@ class Sanitizer:
                     worker.ask(Feed(name, data), Done, RUN_SECONDS)
                 worker.ask(Bind(0, case.name, plan, ()), Done, RUN_SECONDS)
                 worker.ask(Detach(), Done, RUN_SECONDS)
-            except (WorkerDied, WorkerFailed, WorkerTimeout):
-                pass  # the tool ends a faulty program itself, and says so in its log
+            except (WorkerDied, WorkerFailed, WorkerTimeout) as error:
+                why = str(error)[:200]  # the tool ends a faulty program itself, and says so in its log
             try:
                 worker.wait(END_SECONDS)
             finally:
                 worker.kill()
-            return log.read_text(errors="replace") if log.exists() else ""
+            return log.read_text(errors="replace") if log.exists() else "", why
 
 
 def find_tool() -> str | None:
