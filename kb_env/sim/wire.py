@@ -20,6 +20,7 @@ from typing import TypeVar
 from kb_env.plan import LaunchPlan
 from kb_env.records import RecordError, pack, unpack
 from kb_env.sim.counts import LaunchCounts
+from kb_env.sim.findings import Finding
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ class Job:
     poison: int
     sample: int
     budget: int
+    sanitize: bool = False  # look for races and memory faults as well
+    waves: int = 0  # blocks side by side, the last one first (Machine.run)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class JobResult:
     message: str
     counts: tuple[LaunchCounts, ...]
     seconds: float
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
