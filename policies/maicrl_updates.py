@@ -15,10 +15,10 @@ from typing import Any
 from memory.entries import Operation
 from memory.knowledge import Knowledge
 from memory.signature import FLAGS, LIMITERS, UNKNOWN, parts
-from policies.maicrl_answers import items_of, one_line, technique_name, text_of
+from policies.maicrl_answers import LARGEST, SMALLEST, items_of, one_line, technique_name, text_of
 
 #: Observations that an adjusted belief counts for, and the ratios it may state.
-BELIEF_WEIGHT, GAINS = 2.0, (0.2, 8.0)
+BELIEF_WEIGHT, GAINS = 2.0, (SMALLEST, LARGEST)
 MOST_OPERATIONS = 12
 
 LIMITER_WORDS = (*(word for word, _ in LIMITERS), "latency", "occupancy", UNKNOWN)
@@ -183,7 +183,7 @@ def _adjust(item: Mapping[str, Any], context: Context) -> list[Operation]:
         item.get("speedup"),
     )
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not GAINS[0] <= value <= GAINS[1]:
-        raise ValueError(f"speedup must be a number from {GAINS[0]} to {GAINS[1]}")
+        raise ValueError(f"speedup must be a number from {GAINS[0]} to {GAINS[1]:g}")
     made = context.operation(
         "belief",
         name,
