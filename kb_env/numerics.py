@@ -11,7 +11,9 @@ errors of a sum grow like sqrt(n), Higham, Accuracy and Stability of Numerical A
 section 2.8; beyond 4096 terms an honest sum is blocked); ulp: one unit in the last place of the
 output type, at the scale of y64. ``slack``, between 1 and 4, follows the measured error of the
 library baseline where the task has one. Besides the maximum, the root mean square of error over
-bound is limited, which shows a lower precision that hides below the maximum. There is no absolute
+bound is limited, which shows a lower precision that hides below the maximum; where the errors of a
+whole output are one random walk (a scan), the task says so (``independent``), and the RMS may be as
+large as one element's error. There is no absolute
 constant: zeros pass only where the output type cannot tell y64 from zero. Integers are exact.
 Every element counts, and so does every NaN and infinity.
 """
@@ -135,8 +137,8 @@ class Reference:
             level = (bound - MAX_ROUNDOFFS * rounding).clamp_(min=0.0)
             share = (RMS_LEVELS / MAX_LEVELS * level + RMS_ROUNDOFFS * rounding) / bound
             share = torch.nan_to_num(share, nan=RMS_ROUNDOFFS / MAX_ROUNDOFFS)
-            # Few elements scatter more: their RMS may reach the maximum's bound.
-            spread = 1.0 + 3.0 / math.sqrt(max(1, values[name].numel()))
+            # Few independent errors scatter more: their RMS may reach the maximum's bound.
+            spread = 1.0 + 3.0 / math.sqrt(self._independent(case, name, values[name]))
             rms[name] = (_rms(share) * spread).clamp(max=1.0)
         return Expected(values, bounds, rms)
 
@@ -251,6 +253,13 @@ class Reference:
                 error = torch.nan_to_num((outputs[name] - values[name]) / honest, posinf=0.0, neginf=0.0)
                 self._slack[key][name] = (1.5 * _rms(error)).clamp(1.0, SLACK_CAP)
         return self._slack[key]
+
+    def _independent(self, case: Case, name: str, value: Tensor) -> int:
+        """How many of the output's rounding errors are independent of one another: all, if the task says nothing."""
+        if "independent" not in self._module:
+            return max(1, value.numel())
+        told = self._module["independent"](dict(case.sizes))
+        return max(1, int(told.get(name, value.numel()) if isinstance(told, Mapping) else told))
 
     def _rounding_size(self, name: str, value: Tensor) -> tuple[float, Tensor]:
         """Unit round-off of the output type, and each value's size, never below the smallest normal number.

@@ -287,3 +287,17 @@ def test_orders_differ_in_the_last_bits_and_digits_in_many() -> None:
     errors = [float(((y - exact) / exact).abs().mean()) for y in sums]
     assert not torch.equal(sums[0], sums[1])
     assert 0 < errors[0] < 1e-6 and 0 < errors[1] < 1e-6 and errors[2] > 1e-4
+
+
+def test_errors_that_all_elements_share_count_once() -> None:
+    """An error of all elements alike, within each one's bound: too much if independent, a scan's bad luck if not."""
+    inputs = {"x": torch.linspace(1.0, 2.0, 1000)}
+    for extra, ok in (("", False), ("def independent(sizes): return 1", True)):
+        reference = Reference(tiny("float32", "2.0 * x", extra=extra))
+        expected = reference.expected(N, inputs)
+        output = (expected.values["y"] + 0.8 * expected.bounds["y"]).float()
+        verdict = reference.compare(expected, {"y": output})
+        assert verdict.ok is ok, verdict.message
+        assert verdict.fault == (None if ok else "precision")
+        output[7] += 4.0 * expected.bounds["y"][7].float()
+        assert reference.compare(expected, {"y": output}).fault == "value"

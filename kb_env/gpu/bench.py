@@ -43,6 +43,8 @@ from kb_env.plan import LaunchPlan
 from kb_env.types import Case, KbError, Status, Task
 
 CANDIDATE, BASELINE = 0, 1
+#: In place of the guard bands' byte: they are left as they are.
+NO_GUARD = -1
 #: The oracle's number of the layout that is one guard band.
 FAR = 1 << 20
 
@@ -332,7 +334,7 @@ class Bench:
             regions = self._layouts[side, case.name].moved(base).regions
             self._ask_oracle(Lay(self._laid[key], case.name, regions, end, base, slot))
         poison = self.rng.choice(POISON) if self.controls.poison else 0
-        guard = self.rng.randrange(1, 255)
+        guard = self.rng.randrange(1, 255) if self.controls.guards else NO_GUARD
         self._ask_oracle(Arm(self._laid[key], poison, guard, not self.controls.apart))
 
     def judge(self, layout: int = -1) -> Checked:

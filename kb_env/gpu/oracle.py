@@ -215,11 +215,13 @@ class Oracle:
         """Guard bytes between buffers, poison in outputs and workspaces, this content's inputs."""
         laid = self._laid[message.layout]
         self._armed[message.layout], self._last = message, message.layout
+        guarded = message.guard >= 0
         if self._kernels is not None:
-            self._kernels.fill(laid.guard_table, message.guard)
+            if guarded:
+                self._kernels.fill(laid.guard_table, message.guard)
             self._kernels.fill(laid.poison_table, message.poison)
         else:
-            for view in laid.guards:
+            for view in laid.guards if guarded else ():
                 view.fill_(_repeated(view, message.guard))
             for view in laid.poisoned:
                 view.fill_(_repeated(view, message.poison))
