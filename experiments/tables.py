@@ -140,6 +140,8 @@ def show(rows: Sequence[Summary], gaps: Sequence[Difference], source: str, budge
         )  # fmt: skip
     console = _console()
     console.print(table, markup=False)
+    if len({(row.episodes, row.tasks, row.seeds) for row in rows}) > 1:
+        console.print("Not all episodes are there: rows are of other tasks; compare the pairs below.")
     for gap in gaps:
         console.print(
             f"{gap.first} - {gap.second}: mean log ratio {gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}], "

@@ -9,6 +9,7 @@ goes on from its last finished episode, a few times; then the stream has failed 
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import queue
@@ -128,7 +129,11 @@ class WorkerPool:
         self.devices = [Device(evaluator) for evaluator in evaluators]
         if len({device.kind for device in self.devices}) > 1:
             raise KbError("devices of different kinds in one pool: their times cannot be compared")
-        self._asked: queue.SimpleQueue[Callable[[Device], None] | None] = queue.SimpleQueue()
+        # (episodes left, order, what to do): a long stream that had to wait its turn each time would end last.
+        self._asked: queue.PriorityQueue[tuple[int, int, Callable[[Device], None] | None]] = (
+            queue.PriorityQueue()
+        )
+        self._order = itertools.count()
         self._threads = [
             threading.Thread(target=self._measure_for, args=(d,), daemon=True) for d in self.devices
         ]
@@ -149,7 +154,7 @@ class WorkerPool:
             _end(worker)
         self._workers = []
         for _ in self._threads:
-            self._asked.put(None)
+            self._asked.put((1, next(self._order), None))
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(timeout=20.0)
@@ -199,7 +204,8 @@ class WorkerPool:
             worker.started = True
         elif word == "measure":
             worker.measuring = True
-            self._asked.put(lambda device: _answer(worker, device, *body))
+            left = len(stream.tasks) - len(worker.done)
+            self._asked.put((-left, next(self._order), lambda device: _answer(worker, device, *body)))
         elif word == "episode":
             episode = unpack(Episode, body)
             worker.done.append(episode)
@@ -234,7 +240,7 @@ class WorkerPool:
         return _Worker(process, ours, heard=time.monotonic())
 
     def _measure_for(self, device: Device) -> None:
-        while (asked := self._asked.get()) is not None:
+        while (asked := self._asked.get()[-1]) is not None:
             asked(device)
 
 
