@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
@@ -15,7 +16,7 @@ import tyro
 from kb_env.backends import make_evaluator
 from kb_env.evaluators import Purpose
 from kb_env.task import load_task
-from kb_env.types import PROFILE_NAMES, Evaluation, KbError, Program
+from kb_env.types import PROFILE_NAMES, Evaluation, KbError, Program, Task
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Args:
     """auto, gpu, sim, sim:DEVICE or replay:FILE"""
     profile: bool = False
     """ask for a profile as well"""
+    sanitize: bool = False
+    """look for races, bounds, uninitialised reads and barrier errors as well, on the CPU"""
     json: bool = False
     """print one JSON object as the last line"""
 
@@ -74,6 +77,19 @@ def summary(evaluation: Evaluation, seconds: float) -> dict[str, Any]:
     return facts
 
 
+def sanitized(task: Task, program: Program, file: str) -> list[dict[str, Any]] | None:
+    """The simulator's findings as plain data, whatever the backend; None if the program cannot be run there."""
+    from kb_env.sim.evaluator import SimEvaluator
+    from kb_env.types import Fault
+
+    with SimEvaluator() as simulator:
+        found = simulator.findings(task, program)
+    if isinstance(found, Fault):
+        return None
+    named = [dataclasses.replace(item, file=file if item.line else item.file) for item in found]
+    return [{**dataclasses.asdict(item), "text": item.text} for item in named]
+
+
 def words(facts: dict[str, Any]) -> str:
     """The same facts for a person; modelled time is called modelled."""
     lines = [f"{facts['status']}  ({facts['trust']}, {facts['source']}, {facts['device']})"]
@@ -86,6 +102,10 @@ def words(facts: dict[str, Any]) -> str:
         lines.append(f"limited by {facts['limiter']}")
     if facts["message"]:
         lines.append(facts["message"])
+    if "findings" in facts:
+        found = facts["findings"]
+        lines.append("sanitizer: not run" if found is None else f"sanitizer: {len(found)} findings")
+        lines += [f"  {item['text']}" for item in found or ()]
     lines.append(" ".join(f"{name} {value:.2f}s" for name, value in facts["phases"].items()))
     return "\n".join(lines)
 
@@ -100,7 +120,11 @@ def main(args: Args) -> int:
     finally:
         evaluator.close()
     facts = summary(evaluation, time.perf_counter() - started)
+    clean = True
+    if args.sanitize:
+        facts["findings"] = sanitized(task, program, args.file.name)
+        clean = facts["findings"] == []
     print(words(facts))
     if args.json:
         print(json.dumps(facts))
-    return 0 if evaluation.verified else 1
+    return 0 if evaluation.verified and clean else 1
