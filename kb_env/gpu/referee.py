@@ -73,8 +73,10 @@ def slopes(
 def _try_slopes(
     bench: Bench, case: Case, times: tuple[list[float], list[float]], device: Device | None
 ) -> Finding | None:
-    alone = _slope(bench, None, case)
-    if alone is None:
+    limit = slope_limit(times, device)
+    alone, scatter = _slope(bench, None, case)
+    # Batches of trusted kernels alone say how steady the host is; no program has a part in them.
+    if alone is None or scatter > limit:
         return None
     for slot in range(bench.slots):
         bench.content(case, slot)
@@ -83,7 +85,7 @@ def _try_slopes(
     lag = {}
     for side in order:
         bench.arm_slots(side, case)
-        slope = _slope(bench, side, case)
+        slope, _ = _slope(bench, side, case)
         for slot in range(bench.slots):
             verdict = bench.judge_slot(side, case, slot)
             if not verdict.ok:
@@ -91,7 +93,7 @@ def _try_slopes(
         if slope is None:
             return None
         lag[side] = slope - alone - statistics.median(times[side])
-    return Finding(lag[CANDIDATE] - lag[BASELINE], slope_limit(times, device))
+    return Finding(lag[CANDIDATE] - lag[BASELINE], limit)
 
 
 def slope_limit(times: tuple[list[float], list[float]], device: Device | None) -> float:
@@ -100,19 +102,18 @@ def slope_limit(times: tuple[list[float], list[float]], device: Device | None) -
     return SLOPE_SLACK_US + write_back + SLOPE_SHARE * _longest(times)
 
 
-def _slope(bench: Bench, side: int | None, case: Case) -> float | None:
-    """Microseconds of one more run of a batch; None if the host was too slow."""
-    shortest = {bench.slots: float("inf"), 2 * bench.slots: float("inf")}
-    spoilt = 0
-    for runs in sorted(shortest) * REPEATS:
+def _slope(bench: Bench, side: int | None, case: Case) -> tuple[float | None, float]:
+    """Microseconds of one more run of a batch (None if the host was too slow), and how far the repeats scatter."""
+    few, many = bench.slots, 2 * bench.slots
+    walls: dict[int, list[float]] = {few: [], many: []}
+    for runs in (few, many) * REPEATS:
         found = bench.batch(side, case, runs, BATCH_SECONDS)
-        if found is None:
-            spoilt += 1
-        else:
-            shortest[runs] = min(shortest[runs], found)
-    if spoilt > SPOILT_LIMIT or max(shortest.values()) == float("inf"):
-        return None
-    return (shortest[2 * bench.slots] - shortest[bench.slots]) / bench.slots
+        if found is not None:
+            walls[runs].append(found)
+    if sum(map(len, walls.values())) < 2 * REPEATS - SPOILT_LIMIT or not (walls[few] and walls[many]):
+        return None, 0.0
+    scatter = max(statistics.median(wall) - min(wall) for wall in walls.values()) / few
+    return (min(walls[many]) - min(walls[few])) / few, scatter
 
 
 def _longest(times: tuple[list[float], list[float]]) -> float:
