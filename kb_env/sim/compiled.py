@@ -53,6 +53,7 @@ class BlockFacts:
     branches: int
     macs: int  # tensor multiply-adds
     extra: Mapping[str, float]
+    line: int  # of the CUDA source, where it begins
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,10 @@ def _facts(block: Block) -> BlockFacts:
         int(block.end in ("branch", "brx")),
         sum(tensor_macs(item) for item in block.instrs),
         {name: float(value) for name, value in extra_counts(block).items()},
+        next(
+            (item.source for item in [*block.instrs, *([block.ender] if block.ender else [])] if item.source),
+            0,
+        ),
     )
 
 

@@ -17,6 +17,7 @@ FAULTS = {
     6: "branch index or barrier number out of range",
     7: "unsupported", 8: "assertion failed",
 }  # fmt: skip
+BUDGET = 4
 _FAULT_KINDS = {
     1: "out-of-bounds", 2: "misaligned", 3: "trap", 4: "hang", 5: "divergent-barrier", 6: "out-of-range",
     7: "unsupported", 8: "assertion",
@@ -81,6 +82,8 @@ def described(
 def from_fault(item: FaultRecord, code: Kernel, message: str) -> Finding:
     """What stopped a kernel, as a finding."""
     line = code.sites[item.site].source if item.site < len(code.sites) else 0
+    if item.kind == BUDGET and item.address < len(code.blocks):
+        line = code.blocks[item.address].line
     kind = _FAULT_KINDS.get(item.kind, "trap")
     block = (item.block[0], item.block[1], item.block[2])
     return Finding(kind, message, code.name, _file(code), line, block, item.warp * 32 + item.lane, 1)

@@ -234,7 +234,7 @@ class _Parser:
             self.target = rest.split(",")[0].strip()
 
     def place(self, rest: str) -> int:
-        """Line of the translation unit itself (file 1) that a .loc names, through the calls it was inlined by."""
+        """Line that a .loc names: of the translation unit (file 1), or of the outermost call that was inlined."""
         match = _LOC.match(rest)
         if not match:
             return 0
@@ -245,7 +245,7 @@ class _Parser:
             if at[0] == 1 or at not in self.inlined:
                 break
             at = self.inlined[at]
-        return at[1] if at[0] == 1 else int(match.group(2))
+        return at[1]
 
     def open_scope(self) -> None:
         self.scopes.append({})

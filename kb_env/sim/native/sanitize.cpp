@@ -327,7 +327,7 @@ void san_request(Warp *warp, const u64 *address, u32 mask, u32 size, u32 count, 
         for (u32 k = 0; k < count; k++) memcpy(bytes + k * size, (const u8 *)values + ((u64)k * LANES + i) * size, size);
         // Lanes of one instruction that write to one place: the last one wins on hardware or not. Equal bytes are fine.
         for (u32 j = 0; j < i; j++)
-            if ((mask >> j & 1) && address[j] == address[i] && !strong) {
+            if ((mask >> j & 1) && address[j] == address[i] && !strong && address[i] >> SLOT_SHIFT != SLOT_LOCAL) {
                 bool differ = false;
                 for (u32 k = 0; k < count; k++)
                     differ |= memcmp(bytes + k * size, (const u8 *)values + ((u64)k * LANES + j) * size, size) != 0;

@@ -234,6 +234,12 @@ static bool release(Run *run, Block *block) {
     return any;
 }
 
+// Too many instructions: says where the first lane that lives is (its basic block).
+[[noreturn]] static void hang(Warp *warp) {
+    u32 lane = warp->live ? first_lane(warp->live) : 0;
+    fault(warp, BUDGET, lane, ~0u, warp->pc[lane], 0);
+}
+
 // Gives every warp of the block one turn. Returns 0 when all are done, 1 if some moved on, 2 if none can.
 static u32 turn(Run *run, Block *block) {
     bool moved = false, alive = false;
@@ -247,7 +253,7 @@ static u32 turn(Run *run, Block *block) {
         u32 answer = run->kernel(warp);
         moved = true;
         run->used += warp->executed - before;
-        if (run->used > run->budget) fault(warp, BUDGET, first_lane(warp->live ? warp->live : 1), ~0u, 0, 0);
+        if (run->used > run->budget) hang(warp);
         if (!warp->live && warp->executed > run->max_warp) run->max_warp = warp->executed;
         (void)answer;
     }
@@ -255,7 +261,11 @@ static u32 turn(Run *run, Block *block) {
     if (release(run, block)) moved = true;
     if (!moved) {
         for (u32 i = 0; i < block->warp_count; i++)
-            if (block->warps[i]->live) fault(block->warps[i], DEADLOCK, first_lane(block->warps[i]->live), ~0u, 0, 0);
+            if (block->warps[i]->live) {
+                Warp *warp = block->warps[i];
+                u32 lane = first_lane(warp->live);
+                fault(warp, DEADLOCK, lane, block->barrier_site[warp->barrier_of[lane]], 0, 0);
+            }
     }
     return 1;
 }

@@ -1,0 +1,12 @@
+// expect: race
+// hidden: yes, warps mostly pass in order
+// buffer: x in float 256
+// buffer: y out float 256
+// launch: wait_without_barrier<<<1, 64>>>(x, y)
+extern "C" __global__ void wait_without_barrier(const float* x, float* y) {
+    __shared__ __align__(16) float s[256];
+    unsigned to = (unsigned)__cvta_generic_to_shared(s + 4 * threadIdx.x);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(x + 4 * threadIdx.x) : "memory");
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    for (int k = 0; k < 4; k++) y[4 * threadIdx.x + k] = s[255 - (4 * threadIdx.x + k)];  // BUG
+}
