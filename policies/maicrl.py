@@ -34,12 +34,13 @@ from policies.maicrl_words import (
     Attempt,
     Lore,
     Place,
-    lower_messages,
-    plan_messages,
+    lower_prompt,
+    plan_prompt,
     technique_part,
 )
+from policies.render import Prompt
 from policies.situation import observed_profile
-from policies.turn import DECLINED, NO_EDIT, lowered
+from policies.turn import DECLINED, NO_EDIT, cost_notes, lowered, sum_parts
 
 #: What is tried without a plan: the model's own idea.
 OWN_IDEA = Proposal("own idea", guidance="Make the change that you think gains most.")
@@ -105,24 +106,27 @@ class Maicrl:
         self._shown: dict[str, list[float | None]] = {}
         self._made_up: dict[str, str] = {}
         self._notes: dict[str, str | float] = {}
+        self._prompts: list[Prompt] = []
         self._seen = 0
 
     def act(self, observation: Mapping[str, Any], history: Episode) -> str:
         before = self.chat.usage
         self._notes = {}
+        self._prompts = []
         try:
             action = self._next(observation, history)
         except BudgetSpent as spent:
             self._notes["stopped"] = str(spent)
             action = "submit"
-        used = self.chat.usage
-        self._notes |= {
-            "requests": float(used.requests - before.requests),
-            "prompt_tokens": float(used.prompt_tokens - before.prompt_tokens),
-            "answer_tokens": float(used.answer_tokens - before.answer_tokens),
-            "money": used.money - before.money,
-        }
+        if self._prompts:
+            total = Prompt([], sum_parts(self._prompts))
+            self._notes |= cost_notes(total, None, self.chat.usage - before)
         return action
+
+    def _told(self, prompt: Prompt) -> Prompt:
+        """The prompt, which is about to be sent, written down for the step's notes."""
+        self._prompts.append(prompt)
+        return prompt
 
     def _next(self, observation: Mapping[str, Any], history: Episode) -> str:
         if self._course is None:
@@ -165,9 +169,10 @@ class Maicrl:
             *self._knowledge.techniques,
             *self._made_up,
         }
+        prompt = self._told(plan_prompt(observation, history, place, lore, limits))
         plan, fault = ask_checked(
             self.chat,
-            plan_messages(observation, history, place, lore, limits),
+            prompt.messages,
             PLAN_SCHEMA,
             lambda raw, strict: read_plan(raw, known, strict),
         )
@@ -238,12 +243,14 @@ class Maicrl:
         place = self._place()
         guidance = self._made_up.get(proposal.technique) or self._knowledge.guidance(proposal.technique)
         notes = self._knowledge.notes(proposal.technique, place.signature)[-4:]
-        asked = lower_messages(
-            observation,
-            place,
-            technique_part(proposal, guidance, notes),
-            pending.failed,
-            (self.raw_profile, self.chat.prompt_tokens),
+        prompt = self._told(
+            lower_prompt(
+                observation,
+                place,
+                technique_part(proposal, guidance, notes),
+                pending.failed,
+                (self.raw_profile, self.chat.prompt_tokens),
+            )
         )
         self._notes |= {
             **self._drawn_notes,
@@ -251,13 +258,16 @@ class Maicrl:
             "trajectory": float(self._course.number),
             "repair": float(len(pending.failed)),
         }
-        answer = self.chat.ask(asked)[0]
+        answer = self.chat.ask(prompt.messages)[0]
         pending.answer = answer.text
         text, pending.fault = lowered(answer.text, base)
-        if text is None:
-            self._notes |= {"edit_fault": one_line(pending.fault), "answer": one_line(answer.text, 2000)}
-            return NO_EDIT
-        return diff_action(str(observation["source"]), text)
+        source = str(observation["source"])
+        if text is not None:
+            return diff_action(source, text)
+        self._notes |= {"edit_fault": one_line(pending.fault), "answer": one_line(answer.text, 2000)}
+        # The environment says itself what is wrong with an edit of its current program; of another one
+        # it must not try the edit, and a refusal is not to end the episode.
+        return answer.text if base.text == source and pending.fault != DECLINED else NO_EDIT
 
     # -- between episodes ------------------------------------------------------------------------
 

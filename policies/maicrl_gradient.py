@@ -32,7 +32,7 @@ from policies.chat import BudgetSpent, Chat
 from policies.maicrl_answers import ask_checked, one_line, technique_name
 from policies.maicrl_evaluation import SHOWN, evaluate, extremes, miss_words, split_steps
 from policies.maicrl_updates import UPDATE_SCHEMA, Context, read_update, words_of
-from policies.maicrl_words import case_words, gap_messages
+from policies.maicrl_words import case_words, gap_prompt
 from policies.maicrl_worth import choices_of, worth
 
 
@@ -88,7 +88,7 @@ class Gradient:
         # Beliefs are about one GPU and kind of time: the one that most of the round was played on.
         (place, _), *_ = Counter((item.device, item.source) for item in shown).most_common(1)
         context = Context.of(knowledge, *place, self._number(), keys[:16])
-        messages = gap_messages(*self._told(shown, knowledge, context), self.chat.prompt_tokens)
+        messages = gap_prompt(*self._told(shown, knowledge, context), self.chat.prompt_tokens).messages
         try:
             proposed, fault = ask_checked(
                 self.chat, messages, UPDATE_SCHEMA, lambda raw, strict: read_update(raw, context, strict)

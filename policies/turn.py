@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kb_env.edits import BadEdit, apply_edits, diff_action, parse_action
 from kb_env.types import Program
@@ -74,6 +74,15 @@ def cost_notes(prompt: Prompt, answer: Answer | None, usage: Usage) -> dict[str,
         "parts": parts,
     }
     return notes | ({"finish": answer.finish} if answer is not None else {})
+
+
+def sum_parts(prompts: Sequence[Prompt]) -> dict[str, int]:
+    """Tokens by part of a turn that took several requests."""
+    found: dict[str, int] = {}
+    for prompt in prompts:
+        for title, tokens in prompt.tokens.items():
+            found[title] = found.get(title, 0) + tokens
+    return found
 
 
 def read_parts(notes: Mapping[str, str | float]) -> dict[str, int]:
