@@ -207,6 +207,21 @@ def test_a_bad_edit_is_repaired_up_to_k_times(model: Model, url: str, memory: Me
     ]  # fmt: skip
     assert "Failed attempt 2" in model.prompts("code")[2] and "BAD_EDIT" in model.prompts("code")[2]
     assert episode.best_speedup == pytest.approx(2.0)
+    assert (
+        episode.steps[0].action == str(getattr(bad, "text", bad)) and "edit_fault" in episode.steps[0].notes
+    )
+
+
+def test_a_bad_edit_of_the_start_is_not_tried_on_another_program(model: Model, url: str) -> None:
+    model.plans = [plan(("tiling", 1.5, "tile it"))]
+    start = TASK.source.splitlines()[
+        0
+    ]  # in the initial program, and in what the first trajectory makes of it
+    kept = f"```cuda\n// us: 500\n{start}\nvoid launch();\n```"
+    model.codes = [kept, f"<<<<<<< SEARCH\n{start}\nvoid launch();\n=======\n// us: 1\n>>>>>>> REPLACE"]
+    episode = run(policy(url, trajectories=2), steps=2)
+    assert statuses(episode) == [Status.TIMED, Status.BAD_EDIT] and episode.best_speedup == pytest.approx(2.0)
+    assert "SEARCH" not in episode.steps[1].action and "SEARCH" in str(episode.steps[1].notes["answer"])
 
 
 def test_faults_of_the_program_are_repaired_with_the_error(model: Model, url: str) -> None:
