@@ -19,6 +19,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from experiments.expert_model import Expert
 from experiments.model_args import read_prices
 from experiments.run_folder import RunFolder
 from experiments.scripted_server import ScriptedServer
@@ -29,6 +30,7 @@ from kb_env.types import Episode
 from policies.budget import Prices
 from policies.chat import Settings
 from policies.fitting import unnumbered
+from policies.maicrl_words import LOWER_ROLE, PLAN_ROLE
 from policies.moves import moves
 from policies.turn import read_parts
 
@@ -39,9 +41,9 @@ class Args:
 
     folder: Annotated[Path | None, tyro.conf.Positional] = None
     """run folder to read; without one, policies are played against a scripted model"""
-    policies: str = "oneshot,refine,evolve"
+    policies: str = "oneshot,refine,evolve,maicrl"
     """comma-separated LLM policies to play"""
-    tasks: str = "softmax,transpose,matmul_fp32"
+    tasks: str = "softmax,transpose,histogram"
     """comma-separated tasks"""
     steps: int = 10
     """steps of each episode"""
@@ -67,14 +69,20 @@ class Cost:
 
 
 class Editor:
-    """A scripted model: each request for code is answered with one of the program's mechanical edits."""
+    """A scripted model: each request for code is answered with one of the program's mechanical edits.
+
+    What ``maicrl`` asks is answered by its scripted expert, who knows six of the tasks.
+    """
 
     _PROGRAM = re.compile(r"^## Current program\n(`{3,})cuda\n(.*?)\n\1$", re.MULTILINE | re.DOTALL)
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
+        self._expert = Expert()
 
     def __call__(self, request: Mapping[str, Any]) -> str:
+        if request["messages"][0]["content"] in (PLAN_ROLE, LOWER_ROLE):
+            return self._expert(request)
         found = self._PROGRAM.search(str(request["messages"][-1]["content"]))
         if found is None:
             return "I see no program."

@@ -24,9 +24,9 @@ def test_costs_by_part_add_up(
     assert cli.main([*words, "--backend", "sim"]) == 0
     out = capsys.readouterr().out
     rows = {row["policy"]: row for row in json.loads(out.splitlines()[-1])["rows"]}
-    assert rows.keys() == {"oneshot", "refine", "evolve"} and "Current program" in out
+    assert rows.keys() == {"oneshot", "refine", "evolve", "maicrl"} and "Current program" in out
     for row in rows.values():
-        assert row["episodes"] == 2 and row["requests"] == 3.0
+        assert row["episodes"] == 2 and row["requests"] >= 3.0
         assert row["money"] == pytest.approx((row["prompt_tokens"] * 2 + row["answer_tokens"] * 10) / 1e6)
         # the scripted server counts as prompts are planned: what remains are the messages' seams
         assert sum(row["parts"].values()) == pytest.approx(row["prompt_tokens"], rel=0.02)
