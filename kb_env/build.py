@@ -170,7 +170,10 @@ def _compile(program: Program, architecture: str, key: str) -> Built:
     if not all(outputs.values()):
         return _failed(key, "the program has no device code", seconds=seconds)
     raw = (outcome.stdout + outcome.stderr).decode("utf-8", "replace")
-    return _finish(key, outputs, log, raw, seconds)
+    try:
+        return _finish(key, outputs, log, raw, seconds)
+    except KbError as error:  # its text decides what is in the files: that they cannot be read is its fault
+        return _failed(key, str(error), seconds=seconds)
 
 
 def _finish(key: str, outputs: dict[str, bytes], log: str, raw: str, seconds: float) -> Built:

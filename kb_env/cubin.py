@@ -169,7 +169,8 @@ def _read(data: bytes) -> Elf:
 
 
 def _string(table: bytes, at: int) -> str:
-    return table[at : table.index(b"\0", at)].decode()
+    # A program chooses names: what is no text must neither raise nor become the name of something else.
+    return table[at : table.index(b"\0", at)].decode(errors="backslashreplace")
 
 
 def _attributes(data: bytes) -> list[tuple[int, bytes]]:

@@ -281,7 +281,10 @@ def _link(task: Task, built: Built, store: Path) -> bytes | Fault:
     for name in ("recorder", "runtime", "clock"):
         source = (_STUB / f"{name}.cpp").read_text()
         objects[f"{name}.o"] = _compile_host(f"{name}.cpp", source, place, headers)
-    missing = _missing_entry(task, objects["entry.o"], built.host_object)
+    try:
+        missing = _missing_entry(task, objects["entry.o"], built.host_object)
+    except KbError as error:
+        return Fault(Status.BUILD_FAILED, "build", f"its host object cannot be read: {error}")
     if missing is not None:
         return Fault(Status.BUILD_FAILED, "build", missing)
     with tempfile.TemporaryDirectory(prefix="kb-link-") as name:
