@@ -21,7 +21,7 @@ from memory.store import Memory, task_scale
 from policies import render
 from policies.chat import BudgetSpent, Chat, Settings, chat_of
 from policies.population import Elite, Population
-from policies.situation import observed_profile
+from policies.situation import observed_profile, recalled
 from policies.turn import cost_notes, fault_notes, rebased
 
 
@@ -145,7 +145,7 @@ class Evolve:
             place = Situation(
                 parent.program.text, parent.profile, task.family, task.dtype, history.device, task_scale(task)
             )
-            parts.append(render.recollections_part(self.memory.recall(place, 4)))
+            parts.append(render.recollections_part(recalled(self.memory, place)))
         role = render.CROSSOVER_ROLE if child.mate is not None else render.ROLE
         return render.prompt(parts, self.chat.prompt_tokens, role)
 

@@ -39,7 +39,7 @@ from policies.maicrl_words import (
     technique_part,
 )
 from policies.render import Prompt
-from policies.situation import observed_profile
+from policies.situation import observed_profile, recalled
 from policies.turn import DECLINED, NO_EDIT, cost_notes, lowered, sum_parts
 
 #: What is tried without a plan: the model's own idea.
@@ -230,7 +230,7 @@ class Maicrl:
         return Lore(
             [(belief, self._knowledge.guidance(belief.technique)) for belief in ranked],
             self._knowledge.notes(held=place.signature)[-12:],
-            self.memory.recall(where, self.options.recollections),
+            recalled(self.memory, where, self.options.recollections),
         )
 
     # -- lowering --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from memory.entries import Holdout
 from memory.store import Memory
 from policies import render
 from policies.chat import Answer, BudgetSpent, Chat, Settings, chat_of
-from policies.situation import observed_situation
+from policies.situation import observed_situation, recalled
 from policies.turn import cost_notes, fault_notes, rebased
 
 
@@ -82,7 +82,7 @@ class Oneshot:
         ]
         if self.memory is not None and self._task is not None:
             place = observed_situation(self._task, observation, history.device)
-            parts.append(render.recollections_part(self.memory.recall(place, 4)))
+            parts.append(render.recollections_part(recalled(self.memory, place)))
         self._prompt = render.prompt(parts, self.chat.prompt_tokens)
         try:
             self._answers = self.chat.ask(self._prompt.messages, count=count)

@@ -18,7 +18,7 @@ from memory.entries import Holdout
 from memory.store import Memory
 from policies import render
 from policies.chat import BudgetSpent, Chat, Settings, chat_of
-from policies.situation import observed_situation
+from policies.situation import observed_situation, recalled
 from policies.turn import as_action, cost_notes
 
 
@@ -75,7 +75,7 @@ class Refine:
         ]
         if self.memory is not None and self._task is not None:
             place = observed_situation(self._task, observation, history.device)
-            parts.append(render.recollections_part(self.memory.recall(place, 4)))
+            parts.append(render.recollections_part(recalled(self.memory, place)))
         return render.prompt(parts, self.chat.prompt_tokens)
 
     def notes(self) -> Mapping[str, str | float]:

@@ -6,9 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kb_env.types import PROFILE_NAMES, Profile, Task
-from memory.entries import Situation
-from memory.store import task_scale
+from kb_env.types import PROFILE_NAMES, Profile, Status, Task
+from memory.entries import Filter, Recollection, Situation
+from memory.store import Memory, task_scale
+
+#: What is worth telling a model: an edit that did not apply says nothing of any program.
+TELLING = Filter(statuses=tuple(str(status) for status in Status if status is not Status.BAD_EDIT))
 
 
 def observed_profile(observation: Mapping[str, Any], source: str = "") -> Profile | None:
@@ -32,3 +35,8 @@ def observed_situation(task: Task, observation: Mapping[str, Any], device: str) 
         device,
         task_scale(task),
     )
+
+
+def recalled(memory: Memory, place: Situation, count: int = 4) -> list[Recollection]:
+    """Similar remembered steps for a prompt."""
+    return memory.recall(place, count, TELLING)

@@ -142,12 +142,13 @@ def test_a_limit_that_allows_nothing_submits_at_once(server: Server, name: str) 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_with_and_without_memory(server: Server, name: str, tmp_path: Path) -> None:
-    server.say(answer(program(500)))
+    server.say(answer("I cannot."), answer(program(500)))
     memory = Memory(tmp_path, sync="none")
-    memory.learn(run(made(name, server), steps=1), TASK, now=0.0)
+    memory.learn(run(made(name, server, concurrency=1), steps=2), TASK, now=0.0)
     assert "Similar situations" not in server.prompt()
     run(made(name, server, memory), steps=1)
     assert "Similar situations" in server.prompt() and "2.00 times as fast" in server.prompt()
+    assert "BAD_EDIT" not in server.prompt()  # an edit that did not apply says nothing of any program
     hidden = make_policy(
         name, chat=server.settings(), memory=memory, holdout=Holdout(families=(TASK.family,))
     )
