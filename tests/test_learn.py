@@ -58,7 +58,45 @@ def test_rounds_resume_to_the_same_end_and_never_learn_held_out_families(
         memory.close()
 
 
-@pytest.mark.parametrize("bad", [["--rounds", "0"], ["--policy", "random"], ["--held-out", "nothing"]])
+def test_a_stream_is_set_against_no_past(
+    tmp_path: Path, paper: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words(tmp_path, "--stream")) == 0
+    stream = json.loads(capsys.readouterr().out.splitlines()[-1])["stream"]
+    # The first task of a stream has no past: it equals its control, and that is shown.
+    assert stream["first"]["mean"] == pytest.approx(0.0) and stream["first"]["episodes"] == 2
+    assert stream["after the first task"]["episodes"] == 4
+    labels = {episode.policy for episode in RunFolder(tmp_path).episodes()}
+    assert labels == {"recall@stream", "recall@control"}
+    assert not (tmp_path / "memory").exists()
+
+
+def test_transfer_to_another_device_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        learn, "make_evaluator", lambda backend: PaperEvaluator(device="A" if "A100" in backend else "H")
+    )
+    more = ("--backend", "sim:A100", "--transfer-to", "sim:H200")
+    plain = [word for word in words(tmp_path) if word not in ("--backend", "sim")]
+    assert cli.main([*plain, *more]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["transfer_to"]
+    assert found["device"] == "H" and found["episodes"] == 6
+    assert {e.device for e in RunFolder(tmp_path).episodes()} == {"A"}
+    assert {e.device for e in RunFolder(tmp_path / "transfer").episodes()} == {"H"}
+    assert cli.main([*plain, *more, "--resume"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["transfer_to"] == found
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["--rounds", "0"],
+        ["--policy", "random"],
+        ["--held-out", "nothing"],
+        ["--stream", "--transfer-to", "sim:A100"],
+    ],
+)
 def test_bad_use_is_refused(
     tmp_path: Path, paper: None, bad: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
