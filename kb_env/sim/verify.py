@@ -121,7 +121,7 @@ def run_cases(
             for case, job in zip(cases[:ran], jobs, strict=False):
                 # Copied out before anything reads it: the child still has the file mapped.
                 data = {p.name: view[p.offset : p.offset + p.nbytes] for p in job.outputs}
-                found.append({a.name: _tensor(data[a.name], a.dtype, a.dims(case.sizes)) for a in arrays})
+                found.append({a.name: tensor_of(data[a.name], a.dtype, a.dims(case.sizes)) for a in arrays})
     finally:
         close_all((source, target))
     return found, fault
@@ -191,7 +191,8 @@ def tensor_bytes(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _tensor(data: bytes, dtype: str, dims: tuple[int, ...]) -> Tensor:
+def tensor_of(data: bytes, dtype: str, dims: tuple[int, ...]) -> Tensor:
+    """A tensor of its own from elements as they lie in memory."""
     import torch
 
     return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).view(dims)

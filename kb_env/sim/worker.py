@@ -22,12 +22,14 @@ from kb_env.records import RecordError
 from kb_env.sim import confine, native
 from kb_env.sim.counts import LaunchCounts
 from kb_env.sim.machine import Machine, SimFault
+from kb_env.sim.spot import POISON
 from kb_env.sim.wire import (
     HARNESS,
     Ended,
     Hello,
     Job,
     JobResult,
+    Piece,
     Request,
     Response,
     WorkerGone,
@@ -93,15 +95,16 @@ class Worker:
 
     def _run(self, ptx: str, job: Job, source: mmap.mmap, target: mmap.mmap) -> JobResult:
         started = time.monotonic()
-        status, message, counts = None, "", []
+        status, message = None, ""
+        counts: list[LaunchCounts] = []
         try:
             machine = self._machine(ptx)
             if job.sample:
-                counts = sampled_counts(machine, job, source)
+                counts, memory = sampled_counts(machine, job, source)
             else:
                 memory = buffers(job, source)
                 counts = machine.run(job.plan, memory, budget=job.budget)
-                copy_out(job, memory, source, target)
+            copy_out(job, memory, source, target)
         except SimFault as fault:
             status, message = fault.status.value, fault.message
         except (KbError, RuntimeError) as error:  # the simulator's own failure (or LLVM's): the parent raises
@@ -121,17 +124,21 @@ class Worker:
         return self._machines[key]
 
 
-def sampled_counts(machine: Machine, job: Job, source: mmap.mmap) -> list[LaunchCounts]:
-    """Counters from as many blocks as about ``job.sample`` warp instructions allow.
+def sampled_counts(
+    machine: Machine, job: Job, source: mmap.mmap
+) -> tuple[list[LaunchCounts], list[np.ndarray]]:
+    """Counters from as many blocks as about ``job.sample`` warp instructions allow, and what they left.
 
     How many is decided by counting, never by the clock: the same program gives the same counters.
     """
-    pilot = machine.run(job.plan, buffers(job, source), sample_blocks=PILOT_BLOCKS, budget=job.budget)
+    memory = buffers(job, source)
+    pilot = machine.run(job.plan, memory, sample_blocks=PILOT_BLOCKS, budget=job.budget)
     per_block = sum(sum(c.warp_instructions.values()) / max(c.blocks_run, 1) for c in pilot)
     blocks = min(SAMPLE_BLOCKS, int(job.sample / max(per_block, 1.0)))
     if blocks <= PILOT_BLOCKS or all(c.blocks_run >= c.blocks_total for c in pilot):
-        return pilot
-    return machine.run(job.plan, buffers(job, source), sample_blocks=blocks, budget=job.budget)
+        return pilot, memory
+    memory = buffers(job, source)
+    return machine.run(job.plan, memory, sample_blocks=blocks, budget=job.budget), memory
 
 
 def buffers(job: Job, source: mmap.mmap) -> list[np.ndarray]:
@@ -148,17 +155,35 @@ def buffers(job: Job, source: mmap.mmap) -> list[np.ndarray]:
         fresh = np.frombuffer(mmap.mmap(-1, max(buffer.nbytes, 1)), np.uint8)[: buffer.nbytes]
         if job.poison >= 0 and buffer.kind != "symbol":
             fresh[:POISON_LIMIT] = job.poison
+        places = pieces.get(f"@{buffer.name}") if buffer.kind == "argument" else None
+        if places is not None:
+            elements, positions = spots(fresh, places, job, source)
+            elements[positions] = POISON
         memory.append(fresh)
     return memory
 
 
+def spots(data: np.ndarray, places: Piece, job: Job, source: mmap.mmap) -> tuple[np.ndarray, np.ndarray]:
+    """A buffer as rows of its elements' bytes, and the positions that are looked at."""
+    positions = np.frombuffer(source, np.int64, places.nbytes // 8, places.offset)
+    out = next(piece for piece in job.outputs if f"@{piece.name}" == places.name)
+    return data.reshape(-1, out.nbytes // len(positions)), positions
+
+
 def copy_out(job: Job, memory: list[np.ndarray], source: mmap.mmap, target: mmap.mmap) -> None:
-    """Copy the buffers asked for into the output file."""
+    """Copy the buffers asked for, or of those with spots the elements there, into the output file."""
     given = {piece.name: piece.offset for piece in job.inputs}
+    places = {piece.name: piece for piece in job.inputs}
     index = {b.name: i for i, b in enumerate(job.plan.buffers) if b.kind == "argument"}
     for piece in job.outputs:
         view = np.frombuffer(target, np.uint8, piece.nbytes, piece.offset)
-        if piece.name in index:
+        if f"@{piece.name}" in places:
+            view[:] = POISON
+            if piece.name in index:
+                data = memory[index[piece.name]]
+                elements, positions = spots(data, places[f"@{piece.name}"], job, source)
+                view[:] = elements[positions].reshape(-1)
+        elif piece.name in index:
             view[:] = memory[index[piece.name]]
         elif piece.name in given:  # the launcher never touched this argument: it stays as it was
             view[:] = np.frombuffer(source, np.uint8, piece.nbytes, given[piece.name])
