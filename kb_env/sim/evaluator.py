@@ -27,8 +27,10 @@ from kb_env.records import RecordError, pack, unpack
 from kb_env.sim.bench import BenchInputs, Counter, engine_version
 from kb_env.sim.client import Client
 from kb_env.sim.counts import LaunchCounts
+from kb_env.sim.findings import Finding
 from kb_env.sim.model import Modelled, model_plan, ratio_spread
 from kb_env.sim.profile import CaseResult, profile
+from kb_env.sim.sanitize import sanitize, small_case
 from kb_env.sim.verify import checked_cases, checker_version, verify
 from kb_env.store import Store, default_store
 from kb_env.types import (
@@ -132,6 +134,15 @@ class SimEvaluator:
             return self._failed(prepared, results, verdict, seconds)
         timings = self._timings(prepared, results, purpose, reference)
         seconds["time"] = time.monotonic() - started
+        health = _health(results)
+        if purpose.sanitize and math.prod(timing.speedup for timing in timings) > 1.0:
+            started = time.monotonic()
+            found = sanitize(prepared, reference, self._client, purpose.seed, (small_case(prepared),))
+            seconds["sanitize"] = time.monotonic() - started
+            if isinstance(found, tuple) and found:
+                rejected = Fault(Status.WRONG, "sanitize", "; ".join(item.text for item in found[:3]))
+                return self._failed(prepared, rejected, verdict, seconds)
+            health["sanitized"] = found.message if isinstance(found, Fault) else "nothing found"
         slowest = max(results, key=lambda item: item.modelled.us)
         return Evaluation(
             build=prepared.build,
@@ -144,7 +155,7 @@ class SimEvaluator:
             key=prepared.key,
             seconds=seconds,
             limiter=slowest.modelled.limiter,
-            health=_health(results),
+            health=health,
         )
 
     def _verdict(self, prepared: Prepared, reference: Reference, seed: int) -> Verification | Fault:
@@ -167,6 +178,14 @@ class SimEvaluator:
         if isinstance(found, Verification):
             self._verdicts.write(key, {"verdict": pack(found)})
         return found
+
+    def findings(self, task: Task, program: Program) -> tuple[Finding, ...] | Fault:
+        """Races and memory faults of a program in all its check cases; a Fault where it cannot be run."""
+        prepared = self.prepare(task, program)
+        if prepared.fault is not None:
+            return prepared.fault
+        with self._lock:
+            return sanitize(prepared, self._reference(task), self._client)
 
     def _failed(
         self, prepared: Prepared, fault: Fault, verdict: Verification | None, seconds: dict[str, float]

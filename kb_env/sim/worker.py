@@ -81,7 +81,7 @@ class Worker:
         """Have the code of all kernels ready. Faults are met again, and reported, by the run itself."""
         for kernel in dict.fromkeys(launch.kernel for job in request.jobs for launch in job.plan.launches):
             try:
-                self._machine(request.ptx).compile(kernel)
+                self._machine(request.ptx, any(job.sanitize for job in request.jobs)).compile(kernel)
             except (SimFault, KbError, RuntimeError):
                 return
 
@@ -95,15 +95,18 @@ class Worker:
 
     def _run(self, ptx: str, job: Job, source: mmap.mmap, target: mmap.mmap) -> JobResult:
         started = time.monotonic()
-        status, message = None, ""
+        status, message, machine = None, "", None
         counts: list[LaunchCounts] = []
         try:
-            machine = self._machine(ptx)
+            machine = self._machine(ptx, job.sanitize)
+            machine.findings.clear()
             if job.sample:
                 counts, memory = sampled_counts(machine, job, source)
             else:
                 memory = buffers(job, source)
-                counts = machine.run(job.plan, memory, budget=job.budget)
+                counts = machine.run(
+                    job.plan, memory, budget=job.budget, waves=job.waves, given=given_buffers(job)
+                )
             copy_out(job, memory, source, target)
         except SimFault as fault:
             status, message = fault.status.value, fault.message
@@ -112,12 +115,14 @@ class Worker:
         except MemoryError:
             status = Status.REFUSED.value
             message = f"the buffers do not fit the simulator's {confine.ADDRESS_SPACE >> 30} GiB"
-        return JobResult(job.plan.case, status, message, tuple(counts), time.monotonic() - started)
+        seconds = time.monotonic() - started
+        findings = tuple(machine.findings) if machine is not None else ()
+        return JobResult(job.plan.case, status, message, tuple(counts), seconds, findings)
 
-    def _machine(self, ptx: str) -> Machine:
-        key = digest(ptx)
+    def _machine(self, ptx: str, sanitize: bool) -> Machine:
+        key = f"{digest(ptx)}{int(sanitize)}"
         if key not in self._machines:
-            self._machines[key] = Machine(ptx, store=self._store)
+            self._machines[key] = Machine(ptx, store=self._store, sanitize=sanitize)
             while len(self._machines) > KEPT_MACHINES:
                 self._machines.popitem(last=False)
         self._machines.move_to_end(key)
@@ -139,6 +144,12 @@ def sampled_counts(
         return pilot, memory
     memory = buffers(job, source)
     return machine.run(job.plan, memory, sample_blocks=blocks, budget=job.budget), memory
+
+
+def given_buffers(job: Job) -> list[bool]:
+    """Which of the plan's buffers hold data from the start: arguments that are inputs."""
+    names = {piece.name for piece in job.inputs}
+    return [buffer.kind == "argument" and buffer.name in names for buffer in job.plan.buffers]
 
 
 def buffers(job: Job, source: mmap.mmap) -> list[np.ndarray]:

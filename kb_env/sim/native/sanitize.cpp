@@ -35,8 +35,8 @@ struct Clocks {  // of one warp
 };
 
 struct Meeting {  // of one barrier
-    u32 clock[LANES];
-    Know *know;
+    u32 clock[LANES], fenced[2][LANES], has_fence[2];
+    Know *know, *fenced_know[2];
 };
 
 struct Watch {  // of one launch
@@ -368,6 +368,14 @@ void san_arrive(Warp *warp, u32 id) {
     Clocks *c = warp->clocks;
     for (u32 i = 0; i < LANES; i++) meeting.clock[i] = c->now[i] > meeting.clock[i] ? c->now[i] : meeting.clock[i];
     meeting.know = join(warp->run->watch, meeting.know, c->know);
+    // What a thread has fenced before a barrier may be published by another one after it.
+    for (u32 scope = 0; scope < 2; scope++) {
+        if (!c->has_fence[scope]) continue;
+        u32 *fenced = meeting.fenced[scope];
+        for (u32 i = 0; i < LANES; i++) fenced[i] = c->fenced[scope][i] > fenced[i] ? c->fenced[scope][i] : fenced[i];
+        meeting.fenced_know[scope] = join(warp->run->watch, meeting.fenced_know[scope], c->fenced_know[scope]);
+        meeting.has_fence[scope] = 1;
+    }
     c->now[warp->index]++;
 }
 
@@ -377,6 +385,13 @@ void san_leave(Warp *warp, u32 id) {
     for (u32 i = 0; i < LANES; i++)
         if (i != warp->index && meeting.clock[i] > c->now[i]) c->now[i] = meeting.clock[i];
     c->know = join(warp->run->watch, c->know, meeting.know);
+    for (u32 scope = 0; scope < 2; scope++) {
+        if (!meeting.has_fence[scope]) continue;
+        u32 *fenced = c->fenced[scope];
+        for (u32 i = 0; i < LANES; i++) fenced[i] = meeting.fenced[scope][i] > fenced[i] ? meeting.fenced[scope][i] : fenced[i];
+        c->fenced_know[scope] = join(warp->run->watch, c->fenced_know[scope], meeting.fenced_know[scope]);
+        c->has_fence[scope] = 1, c->ready[scope] = nullptr;
+    }
 }
 
 void san_met(Block *block, u32 id) { memset(&block->shadow->meeting[id], 0, sizeof(Meeting)); }
