@@ -34,6 +34,7 @@ from policies.request import (
     affordable,
     bytes_of,
     request_of,
+    well_formed,
 )
 
 #: Planned tokens of a prompt (see policies/render.py), and of one for a local model's small context.
@@ -211,6 +212,7 @@ class Chat:
     def _send(self, order: Order) -> Answer:
         try:
             answer = self.transport.complete(order)
+            answer = replace(answer, text=well_formed(answer.text))
         except Unanswered as failure:
             with self._lock:
                 self.usage += failure.usage

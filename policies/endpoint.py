@@ -189,6 +189,9 @@ class Endpoint:
             raise openai.OpenAIError(f"this is no chat completion: {one_line(response)}")
         # The client does not check types: nothing that a server sends is taken for granted.
         choice = response.choices[0] if response.choices else None
+        failure = getattr(response, "error", None)
+        if choice is None and failure:  # some routers answer 200 all the same
+            raise openai.OpenAIError(one_line(failure))
         message = getattr(choice, "message", None)
         said, refused = word(message, "content"), word(message, "refusal")
         finish = "refusal" if refused else word(choice, "finish_reason")

@@ -74,6 +74,11 @@ class Transport(Protocol):
     def complete(self, order: Order) -> Answer: ...
 
 
+def well_formed(text: str) -> str:
+    """Text that can be sent and stored: JSON may bring lone surrogates, UTF-8 has none."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def request_of(
     settings: Settings, messages: Sequence[Message], schema: Mapping[str, Any] | None
 ) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def request_of(
     request: dict[str, Any] = {
         # The folder of a file bridge is no property of the request.
         "model": "files" if settings.model.startswith("files:") else settings.model,
-        "messages": [dict(message) for message in messages],
+        "messages": [{key: well_formed(value) for key, value in message.items()} for message in messages],
         "max_tokens": settings.answer_tokens,
     }
     if settings.temperature is not None:
@@ -101,7 +106,7 @@ def bytes_of(request: Mapping[str, Any]) -> int:
     texts = [str(message.get("content", "")) for message in request["messages"]]
     if "response_format" in request:
         texts.append(json.dumps(request["response_format"]))
-    return REQUEST_BYTES + sum(MESSAGE_BYTES + len(text.encode("utf-8", "replace")) for text in texts)
+    return REQUEST_BYTES + sum(MESSAGE_BYTES + len(text.encode()) for text in texts)
 
 
 def affordable(settings: Settings, prompt: int, left: Limits) -> int:

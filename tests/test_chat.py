@@ -174,6 +174,21 @@ def test_what_is_no_completion_is_an_error_or_empty(server: Server, reply: Reply
         assert "\n" not in str(error)
 
 
+def test_an_error_inside_a_completion_is_one(server: Server) -> None:
+    server.say(body({"choices": None, "error": {"message": "upstream is down"}}))
+    with pytest.raises(KbError, match="upstream is down"):
+        ask(server)
+
+
+def test_text_that_is_no_unicode_is_mended_on_both_ways(server: Server, tmp_path: Path) -> None:
+    server.say(answer("bad \ud800 text"))
+    chat = recorded(server, tmp_path / "one")
+    found = chat.ask([{"role": "user", "content": "half \udfff a character"}])[0]
+    assert found.text == "bad ? text" and server.prompt() == "half ? a character"
+    again = recorded(server, tmp_path / "one", replay=True)
+    assert again.ask([{"role": "user", "content": "half ? a character"}])[0] == found
+
+
 def test_usage_that_the_server_leaves_out_is_bounded(server: Server) -> None:
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}
     server.say(body({"choices": [choice]}))

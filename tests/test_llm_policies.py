@@ -16,6 +16,7 @@ from paper import PaperEvaluator
 from experiments.rollout import play
 from experiments.streams import WITH_MEMORY, Conditions, Stream, play_stream
 from kb_env.env import CudaEnv
+from kb_env.records import pack
 from kb_env.task import load_task
 from kb_env.types import Episode, KbError, Profile, Program, Status
 from memory.entries import Holdout
@@ -70,6 +71,8 @@ BAD: dict[str, tuple[Reply, Status]] = {
     "malformed": (answer("<<<<<<< SEARCH\nvoid\n======="), Status.BAD_EDIT),
     "no such line": (answer("<<<<<<< SEARCH\nno such line\n=======\nx\n>>>>>>> REPLACE"), Status.BAD_EDIT),
     "control characters": (answer("```cuda\n\x00\x1b[2J\n```"), Status.BAD_EDIT),
+    "half a character": (answer("I \ud800 am <<<<<<< SEARCH"), Status.BAD_EDIT),
+    "far too long": (answer("```cuda\n" + "x" * 1_000_001 + "\n```"), Status.BAD_EDIT),
     "json": (answer('{"edit": "make it fast"}'), Status.BAD_EDIT),
     "wrong result": (answer(program(10, "// fault: WRONG\n")), Status.WRONG),
     "does not compile": (answer(program(10, "// fault: BUILD_FAILED\n")), Status.BUILD_FAILED),
@@ -89,7 +92,7 @@ def test_whatever_a_model_says_is_a_step(server: Server, name: str, kind: str) -
     episode = run(made(name, server, concurrency=1), steps=3)
     assert statuses(episode) == [Status.TIMED, status, Status.TIMED]
     assert episode.best_speedup == pytest.approx(4.0) and episode.ended == "steps"
-    assert episode.steps[1].reward < 0
+    assert episode.steps[1].reward < 0 and pack(episode)
     for step in episode.steps:
         assert step.notes["prompt_tokens"] == 10.0 and step.notes["requests"] == 1.0
         assert {"Instructions", "Task", "Current program"} <= read_parts(step.notes).keys()
