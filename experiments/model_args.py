@@ -35,7 +35,7 @@ class ModelArgs:
     prompt_tokens: int | None = None
     """tokens that prompts are planned for; default: what fits the model"""
     timeout: float = 120.0
-    """seconds to wait for one answer"""
+    """seconds without a sign of the server after which an attempt is given up"""
     concurrency: int = 4
     """requests of one episode that may be under way at once"""
     max_requests: int | None = None

