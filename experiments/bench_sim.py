@@ -180,7 +180,7 @@ def model_one(evaluator: SimEvaluator, task: Task, item: Item) -> Row:
     program = Program(task.name, item.text)
     modelled: float | None = None
     if known:
-        found = evaluator.model(task, program)
+        found = evaluator.modelled(task, program)
         fault = found if isinstance(found, Fault) else None
         results = [] if isinstance(found, Fault) else found
         limiter = max(results, key=lambda r: r.modelled.us).modelled.limiter if results else None

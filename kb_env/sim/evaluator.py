@@ -109,7 +109,7 @@ class SimEvaluator:
         with self._lock:
             return self._measure(prepared, purpose)
 
-    def model(self, task: Task, program: Program) -> list[CaseResult] | Fault:
+    def modelled(self, task: Task, program: Program) -> list[CaseResult] | Fault:
         """Counters and modelled times of the bench cases alone, for a program that was verified elsewhere."""
         prepared = self.prepare(task, program)
         if prepared.fault is not None:
