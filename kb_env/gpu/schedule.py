@@ -136,7 +136,9 @@ def time_case(
         order = [CANDIDATE, BASELINE]
         if controls.random_order:
             bench.rng.shuffle(order)
-        pair = {side: _timed_run(bench, side, case, seconds, reload) for side in order}
+        first, second = order
+        pair = {first: _timed_run(bench, first, case, seconds, reload, second)}
+        pair[second] = _timed_run(bench, second, case, seconds, reload)
         if any(outcome.exposed for outcome in pair.values()) and bench.exposed < EXPOSED_LIMIT:
             bench.lengthen()
             continue
@@ -198,11 +200,15 @@ def _enough(times: tuple[list[float], list[float]], bench: Bench, deadline: Dead
     return count // BLOCK % 2 == 0 and paired(*times).half_width <= controls.half_width
 
 
-def _timed_run(bench: Bench, side: int, case: Case, seconds: float, reload: bool) -> Outcome:
+def _timed_run(
+    bench: Bench, side: int, case: Case, seconds: float, reload: bool, then: int | None = None
+) -> Outcome:
+    """One run; ``then`` is the side that runs next on the same content."""
     controls = bench.controls
-    outcome = bench.run(side, case, seconds, reload, controls.timed_checked)
+    look = controls.second_look and bench.rng.random() < SECOND_LOOK_SHARE
+    outcome = bench.run(side, case, seconds, reload, controls.timed_checked, then=None if look else then)
     verdict = outcome.checked
-    if verdict.ok and controls.second_look and bench.rng.random() < SECOND_LOOK_SHARE:
+    if verdict.ok and look:
         time.sleep(SECOND_LOOK_SECONDS)
         verdict = bench.judge()
     if side == BASELINE and not verdict.ok:
