@@ -15,6 +15,7 @@ import tyro
 
 from kb_env.backends import make_evaluator
 from kb_env.evaluators import Purpose
+from kb_env.observe import clean
 from kb_env.task import load_task
 from kb_env.types import PROFILE_NAMES, Evaluation, KbError, Program, Task
 
@@ -90,6 +91,11 @@ def sanitized(task: Task, program: Program, file: str) -> list[dict[str, Any]] |
     return [{**dataclasses.asdict(item), "text": item.text} for item in named]
 
 
+def printable(text: str) -> list[str]:
+    """Lines of a text that a candidate may have written, without what a terminal would obey."""
+    return [clean(line) for line in text.splitlines()]
+
+
 def words(facts: dict[str, Any]) -> str:
     """The same facts for a person; modelled time is called modelled."""
     lines = [f"{facts['status']}  ({facts['trust']}, {facts['source']}, {facts['device']})"]
@@ -101,11 +107,11 @@ def words(facts: dict[str, Any]) -> str:
     if facts["limiter"]:
         lines.append(f"limited by {facts['limiter']}")
     if facts["message"]:
-        lines.append(facts["message"])
+        lines += printable(facts["message"])
     if "findings" in facts:
         found = facts["findings"]
         lines.append("sanitizer: not run" if found is None else f"sanitizer: {len(found)} findings")
-        lines += [f"  {item['text']}" for item in found or ()]
+        lines += [f"  {line}" for item in found or () for line in printable(item["text"])]
     lines.append(" ".join(f"{name} {value:.2f}s" for name, value in facts["phases"].items()))
     return "\n".join(lines)
 

@@ -21,6 +21,7 @@ from experiments.run_folder import RunFolder, unified_diff
 from kb_env.backends import explain, make_evaluator
 from kb_env.env import CudaEnv
 from kb_env.evaluators import Evaluator
+from kb_env.observe import clean
 from kb_env.show import footer, header, row
 from kb_env.task import load_task
 from kb_env.types import Episode
@@ -116,7 +117,7 @@ def show_diff(console: Console, diff: str) -> None:
     """The diff with its added and removed lines coloured, never wrapped or cut."""
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in diff.splitlines() or ["(no change)"]:
-        console.print(Text(line, styles.get(line[:1], "")))
+        console.print(Text(clean(line), styles.get(line[:1], "")))
 
 
 def main(args: Args) -> int:
@@ -155,7 +156,7 @@ def main(args: Args) -> int:
     show_diff(console, unified_diff(episode))
     console.print(footer(episode), highlight=False, markup=False)
     for line in doubts(episode):
-        console.print(line, highlight=False, markup=False)
+        console.print(clean(line), highlight=False, markup=False)
     console.print(
         f"{episode.source}, {episode.trust}, {episode.device}; {len(episode.steps)} steps; report: {page}",
         highlight=False,
