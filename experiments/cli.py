@@ -38,6 +38,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench rollouts": ("experiments.bench_rollouts", "what Ray costs, how rollouts scale"),
     "bench memory": ("experiments.bench_memory", "recall and latency of the episodic memory"),
     "bench expert": ("experiments.expert", "plumbing: a scripted expert drives the learning of maicrl"),
+    "bench aa": (
+        "experiments.bench_aa",
+        "coverage of the intervals, repeated measurement in fresh processes",
+    ),
+    "bench leaks": (
+        "experiments.bench_leaks",
+        "what a thousand evaluations with hangs and crashes leave behind",
+    ),
     "bench redteam": ("experiments.bench_redteam", "exploits accepted and honest programs refused"),
 }
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from kb_env.backends import explain
 from kb_env.build import toolchain
+from kb_env.gpu.sanitizer import find_tool
 from kb_env.sandbox import describe
 from kb_env.store import Store, default_store
 from kb_env.types import KbError
@@ -88,6 +89,18 @@ def profiler() -> Finding:
     return Finding("ncu", "ok", found)
 
 
+def sanitizer() -> Finding:
+    found = find_tool()
+    if found is None:
+        return Finding(
+            "compute-sanitizer",
+            "weaker",
+            "not found: new records are not searched for races and memory faults",
+            "install the CUDA toolkit's compute-sanitizer",
+        )
+    return Finding("compute-sanitizer", "ok", found)
+
+
 def cache() -> Finding:
     used = Store(default_store()).usage()
     return Finding(
@@ -95,7 +108,15 @@ def cache() -> Finding:
     )
 
 
-CHECKS: tuple[Callable[[], Finding], ...] = (compiler, nvcc, gpu, profiler, box, cache)
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    compiler,
+    nvcc,
+    gpu,
+    profiler,
+    sanitizer,
+    box,
+    cache,
+)
 
 
 def main(args: Args) -> int:
