@@ -32,6 +32,9 @@ TRIES = 4
 #: Batches that may be spoilt by a slow host before the slope is given up.
 SPOILT_LIMIT = 3
 BATCH_SECONDS = 5.0
+#: Longer runs than this have no batches: they would take seconds, and of a single run's time the share that the
+#: host clock lets pass is as narrow.
+LONG_US = 20_000.0
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,9 @@ def singles(times: tuple[list[float], list[float]], excess: tuple[list[float], l
 def slopes(
     bench: Bench, case: Case, times: tuple[list[float], list[float]], device: Device | None
 ) -> Finding | None:
-    """Judge batches; None where they cannot be had (see :meth:`Bench.open`) or the host is too slow for them."""
-    if bench.slots < 2:
+    """Judge batches; None where they cannot be had (see :meth:`Bench.open`), would take long, or the host is
+    too slow or too unsteady for them."""
+    if bench.slots < 2 or _longest(times) > LONG_US:
         return None
     found: Finding | None = None
     for _ in range(TRIES):
