@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 
 from experiments.charts import Bar, Line, bars, lines
 from experiments.metrics import COSTS, best_against, best_so_far, bootstrap, log_table, spent
-from kb_env.types import Episode, Status
+from kb_env.types import Episode, Status, StepRecord
 
 #: Resamplings of the intervals in charts.
 ROUNDS = 500
@@ -96,6 +98,25 @@ def techniques(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
             row["raised"] += step.best_speedup > best
             best = step.best_speedup
     return sorted(found.values(), key=lambda row: (-row["tried"], row["technique"]))
+
+
+def endings(groups: Mapping[str, Sequence[Episode]]) -> list[dict[str, Any]]:
+    """How each policy's steps ended, most often first, and what was said most often about it."""
+    rows = []
+    for policy, group in groups.items():
+        steps = [step for episode in group for step in episode.steps]
+        for status, count in Counter(str(step.status) for step in steps).most_common():
+            told = Counter(reason(step) for step in steps if str(step.status) == status)
+            words = "" if status == "TIMED" else "; ".join(f"{n} x {text}" for text, n in told.most_common(3))
+            rows.append({"policy": policy, "status": status, "steps": count, "reasons": words})
+    return rows
+
+
+def reason(step: StepRecord) -> str:
+    """Why a step failed, in its first line; numbers are left out, so that like reasons count together."""
+    text = str(step.notes.get("edit_fault") or step.feedback).strip()
+    line = re.sub(r"\d+", "#", next(iter(text.splitlines()), ""))
+    return line if len(line) <= 160 else f"{line[:160]} ..."
 
 
 def costs(groups: Mapping[str, Sequence[Episode]]) -> list[dict[str, Any]]:

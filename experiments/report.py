@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import jinja2
 import tyro
 
-from experiments.figures import by_policy, costs, draw, task_bars, techniques
+from experiments.figures import by_policy, costs, draw, endings, task_bars, techniques
 from experiments.metrics import Summary, summarize
 from experiments.run_folder import RunFolder, episode_name, lean, unified_diff
 from kb_env.files import write_atomic
@@ -190,6 +190,7 @@ def render(
         charts=draw(episodes),
         tasks=task_bars(by_policy(episodes)),
         costs=costs(by_policy(episodes)),
+        endings=endings(by_policy(episodes)),
         filters=filters(episodes),
         refresh=refresh,
         script=script,
@@ -234,6 +235,7 @@ def summary(episodes: Sequence[Episode]) -> dict[str, Any]:
         "tasks": [dataclasses.asdict(bar) for bar in task_bars(groups)],
         "techniques": techniques(episodes),
         "costs": costs(groups),
+        "endings": endings(groups),
     }
 
 

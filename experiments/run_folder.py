@@ -54,7 +54,10 @@ def timeless(episode: Episode) -> bytes:
 
 
 def lean(episode: Episode) -> Episode:
-    """The episode without texts, profiles and times of cases: what tables and charts need, a tenth of it."""
+    """The episode without texts, profiles and times of cases: what tables and charts need, a tenth of it.
+
+    Of the feedback the first line stays.
+    """
 
     def bare(found: Evaluation | None) -> Evaluation | None:
         if found is None:
@@ -66,7 +69,9 @@ def lean(episode: Episode) -> Episode:
         action = item.action if item.action.strip() in ("submit", "revert") else ""
         texts = {"before": nothing, "after": nothing if item.after is not None else None}
         evaluations = {"evaluation": bare(item.evaluation), "confirmation": bare(item.confirmation)}
-        return replace(item, action=action, feedback="", **texts, **evaluations)  # type: ignore[arg-type]
+        said = next(iter(item.feedback.splitlines()), "")[:200]
+        notes = {key: value for key, value in item.notes.items() if key != "answer"}
+        return replace(item, action=action, feedback=said, notes=notes, **texts, **evaluations)  # type: ignore[arg-type]
 
     nothing = replace(episode.initial, text="")
     return replace(

@@ -45,6 +45,14 @@ def test_the_summary_holds_the_numbers_of_the_charts(run: Path) -> None:
     assert {row["policy"]: row["steps"] for row in summary["costs"]} == {"a<b>": 8, "plain": 6}
 
 
+def test_the_report_says_what_failed_and_why(run: Path) -> None:
+    rows = json.loads((run / "summary.json").read_text())["endings"]
+    found = {(row["policy"], row["status"]): (row["steps"], row["reasons"]) for row in rows}
+    assert found["a<b>", "TIMED"] == (6, "") and found["a<b>", "BAD_EDIT"][0] == 2
+    assert found["a<b>", "BAD_EDIT"][1].startswith("2 x BAD_EDIT: the action is not plain text: character U+#B")
+    assert "How steps ended" in (run / "report.html").read_text()
+
+
 def test_nothing_a_candidate_wrote_is_markup(run: Path) -> None:
     page = (run / "report.html").read_text()
     assert page.count("<script") == 1 and "<img" not in page and "\x1b" not in page and "\u202e" not in page
