@@ -101,10 +101,32 @@ def masks(env: gym.Env) -> np.ndarray:
     return env.get_wrapper_attr("action_masks")()
 
 
+@pytest.mark.parametrize("name", ["kb/Cuda-v0", "kb/CudaSim-v0", "kb/CudaReplay-v0"])
+def test_gymnasium_accepts_every_id_bare_and_wrapped(name: str) -> None:
+    def base() -> gym.Env:
+        return gym.make(name, task=TASK, evaluator=PaperEvaluator(), disable_env_checker=True)
+
+    for env in (base().unwrapped, FlatProfile(base()), FlatProfile(DiscreteEdits(base(), multi=True))):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*is different from the unwrapped version.*")
+            check_env(env)
+        env.close()
+
+
+def flat_env() -> gym.Env:
+    return FlatProfile(DiscreteEdits(paper_env()))
+
+
 def test_stacks_pickle_and_run_in_vectors() -> None:
     env = FlatProfile(DiscreteEdits(paper_env()))
     copy = pickle.loads(pickle.dumps(env))
     copy.reset(seed=1)
+    parallel = gym.vector.AsyncVectorEnv([flat_env] * 2, shared_memory=False)
+    observations, _ = parallel.reset(seed=3)
+    assert observations.shape == (2, len(FLAT_NAMES))
+    _, rewards, _, _, infos = parallel.step(np.array([len(PAIRS), 0]))
+    assert rewards.shape == infos["best_speedup"].shape == (2,)
+    parallel.close()
     vector = gym.vector.SyncVectorEnv([lambda: FlatProfile(DiscreteEdits(paper_env()))] * 2)
     observations, _ = vector.reset(seed=3)
     assert observations.shape == (2, len(FLAT_NAMES))
