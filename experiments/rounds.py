@@ -15,15 +15,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.learn import play_round
 from experiments.run_folder import RunFolder
-from experiments.streams import Conditions, Stream
+from experiments.streams import Conditions, Stream, play_stream
 from experiments.teaching import teach
 from kb_env.evaluators import Evaluator
 from kb_env.task import load_task
 from kb_env.types import Episode, Status
 from memory.entries import Entry, Experience, Forget, Operation, Stored
 from memory.store import Memory, episode_entries
+
+
+def play_round(
+    streams: Sequence[Stream], evaluator: Evaluator, conditions: Conditions, folder: RunFolder
+) -> list[Episode]:
+    """The round's episodes in the plan's order; those in the folder are not played again."""
+    found = []
+    for stream in streams:
+        episode = folder.load(stream.names[0])
+        if episode is None:
+            (episode,) = play_stream(stream, evaluator, conditions)
+            folder.finish(episode)
+        found.append(episode)
+    return found
 
 
 @dataclass(frozen=True)
