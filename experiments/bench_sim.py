@@ -33,6 +33,7 @@ from scipy.stats import spearmanr
 
 from experiments import sim_measure
 from experiments.sim_corpus import load, text_hash
+from experiments.sim_counters import Pair, pairs, report
 from kb_env.sim.evaluator import SimEvaluator
 from kb_env.store import default_store
 from kb_env.task import builtin_names, load_task, solutions
@@ -58,6 +59,8 @@ class Args:
     """held-out, calibration or all: which programs of the file"""
     calibrate: Path | None = None
     """measure the corpus and the microbenchmarks on this machine's GPU into this file, then compare with it"""
+    counters: bool = False
+    """compare the simulator's counters with the file's hardware counters instead"""
     speed: bool = False
     """time steps of the built-in tasks instead: cold, then cached"""
     store: Path | None = None
@@ -115,8 +118,8 @@ def figures(rows: Sequence[Row]) -> Figures:
     for row in rows:
         if row.modelled_us is not None and row.measured_us is not None:
             by_task.setdefault(row.task, []).append((row.modelled_us, row.measured_us))
-    both = [pair for pairs in by_task.values() for pair in pairs]
-    ranks = {task: _spearman(pairs) for task, pairs in by_task.items()}
+    both = [pair for times in by_task.values() for pair in times]
+    ranks = {task: _spearman(times) for task, times in by_task.items()}
     known = {task: value for task, value in ranks.items() if value is not None}
     worst = min(known, key=lambda task: known[task], default=None)
     right, total = _ordered(by_task)
@@ -138,12 +141,12 @@ def _repeat(rows: Sequence[Row]) -> float | None:
     for row in rows:
         if row.halves_us is not None and row.modelled_us is not None:
             by_task.setdefault(row.task, []).append(row.halves_us)
-    ranks = [rank for pairs in by_task.values() if (rank := _spearman(pairs)) is not None]
+    ranks = [rank for times in by_task.values() if (rank := _spearman(times)) is not None]
     return statistics.fmean(ranks) if ranks else None
 
 
-def _spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
-    modelled, measured = [p[0] for p in pairs], [p[1] for p in pairs]
+def _spearman(times: Sequence[tuple[float, float]]) -> float | None:
+    modelled, measured = [p[0] for p in times], [p[1] for p in times]
     if len(set(modelled)) < 2 or len(set(measured)) < 2:
         return None  # no ranks to compare
     return float(spearmanr(modelled, measured).statistic)
@@ -152,8 +155,8 @@ def _spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
 def _ordered(by_task: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[int, int]:
     """Settled pairs in the right order, and settled pairs."""
     right = total = 0
-    for pairs in by_task.values():
-        for (a, real_a), (b, real_b) in itertools.combinations(pairs, 2):
+    for times in by_task.values():
+        for (a, real_a), (b, real_b) in itertools.combinations(times, 2):
             if max(real_a, real_b) > SETTLED * min(real_a, real_b):
                 total += 1
                 right += (a < b) == (real_a < real_b) and a != b
@@ -285,6 +288,8 @@ def main(args: Args) -> int:
         return speed(args)
     if args.calibrate is not None:
         sim_measure.main(sim_measure.Args(args.calibrate, tasks=args.tasks, store=args.store))
+    if args.counters:
+        return counters(args)
     device, chosen = programs(args)
     tasks = {name: load_task(name) for name in dict.fromkeys(item.task for item in chosen)}
     rows = []
@@ -316,6 +321,28 @@ def main(args: Args) -> int:
 def _facts(found: Figures) -> str:
     parts = [("spearman", found.spearman), ("pairs right", found.pairs_right), ("median error", found.mape)]
     return "  ".join(f"{name} {value:.2f}" for name, value in parts if value is not None)
+
+
+def counters(args: Args) -> int:
+    """Sectors, bank conflicts, occupancy and DRAM reads against those of the file."""
+    if args.measured is None:
+        raise KbError("--counters needs --measured FILE with hardware counters")
+    name, items = programs(args)
+    texts = {(item.task, item.name): item for item in items}
+    found: list[Pair] = []
+    with SimEvaluator(name, args.store or default_store()) as evaluator:
+        for row in json.loads(args.measured.read_text(encoding="utf-8")).get("counters", ()):
+            item = texts.get((row["task"], row["name"]))
+            if item is None:
+                continue
+            results = evaluator.modelled(load_task(item.task), Program(item.task, item.text))
+            if not isinstance(results, Fault):
+                where = f"{item.task}/{item.name}"
+                found += pairs(evaluator.model, where, results[0], row["launches"])
+    result = {"source": "counted", "device": name, "part": args.part, "figures": report(found)}
+    if args.json:
+        print(json.dumps(result))
+    return 0
 
 
 def speed(args: Args) -> int:

@@ -206,7 +206,7 @@ def test_profile_of_a_copy():
     item = streaming(1 << 16)
     found = profile(H200, [CaseResult(modelled(item), (item,), 1.0, 30.0, 2.0 * (1 << 26))], 0)
     assert found.sectors_per_request == 4.0
-    assert found.occupancy_percent == 100.0
+    assert 60.0 < found.occupancy_percent < 100.0  # of 100: short blocks leave their places empty for a while
     # of 128 MiB, what the L2 still holds when the kernel ends has not been written to device memory
     assert found.bytes_over_floor == pytest.approx(1.0 - L2_DIRTY * 60 / 128)
     assert 40 < found.dram_percent < 91

@@ -98,6 +98,8 @@ WAITS: dict[str, float] = {
     "atomic": 2.0,
 }
 L1_CLOCKS = 40.0
+#: Part of a block's start in which its place on the SM is empty (H200: active warps of short blocks).
+EMPTY_SHARE = 0.45
 #: What a written byte costs DRAM against one of a copy, and that against a read one (H200: reads
 #: alone reach 4.66 TB/s, a copy 4.35).
 WRITE_COST = 1.18
@@ -242,9 +244,7 @@ def _model_launch(
     load = _load(device, counts, traffic, resident)
     base = _grid_ns(device, load, {})
     shares = _elasticities(device, load, base)
-    warps = load.warps_per_block * load.resident
     names = sorted(set(QUEUES.values()))
-    filled = min(1.0, load.blocks / (device.sm_count * load.resident))
     demands = [_demand(load, queue, {}, 1.0) for queue in names]
     # Busy over the whole launch: work of an average SM over the launch's time.
     per_sm = load.blocks * load.warps_per_block / device.sm_count
@@ -255,10 +255,18 @@ def _model_launch(
         shares=shares,
         busy=busy,
         traffic=traffic,
-        occupancy=warps / device.max_warps * filled,
+        occupancy=_occupancy(device, load, base),
         waves=load.blocks / (device.sm_count * load.resident),
         registers=registers,
     )
+
+
+def _occupancy(device: Device, load: Load, ns: float) -> float:
+    """Active warps over the most possible, on an SM that has any: less where blocks end and begin."""
+    together = min(float(load.resident), load.blocks / min(device.sm_count, load.blocks))
+    rounds = max(1.0, load.blocks / (device.sm_count * load.resident))
+    empty = min(0.5, EMPTY_SHARE * load.work["block start"] * rounds / ns) if ns > 0 else 0.0
+    return load.warps_per_block * together / device.max_warps * (1.0 - empty)
 
 
 def _elasticities(device: Device, load: Load, base: float) -> dict[str, float]:
