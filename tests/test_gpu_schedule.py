@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from dataclasses import replace
 
 import pytest
 
 from experiments.bench_tasks import Row, table
 from kb_env.devices import floor_us
-from kb_env.gpu.bench import CandidateFault
-from kb_env.gpu.protocol import DeviceFacts
+from kb_env.evaluators import Prepared
+from kb_env.gpu.bench import Bench, CandidateFault
+from kb_env.gpu.controls import Controls
+from kb_env.gpu.protocol import Channel, DeviceFacts, Load, MessageTooLong
 from kb_env.gpu.referee import SLOPE_SHARE, SLOPE_SLACK_US, singles, slope_limit
 from kb_env.gpu.roofline import describe, roofline_us
 from kb_env.gpu.schedule import Deadline, check_floor
+from kb_env.plan import Buffer, LaunchPlan
 from kb_env.task import load_task
-from kb_env.types import Status, Timing
+from kb_env.types import BuildResult, KbError, Status, Task, Timing
 
 
 def facts(name: str) -> DeviceFacts:
@@ -91,3 +96,41 @@ def test_table_names_every_baseline_and_counts_faults() -> None:
     assert "eager us" in lines[2] and "compile us" in lines[2]
     assert lines[4].split(" | ")[-2:] == ["2 of 2", "1 of 1 |"] and "| 80.0 |" in lines[4]
     assert lines[5].split(" | ")[-2:] == ["0 of 1", "0 of 0 |"]
+
+
+def _prepared(task: Task, *workspaces: int) -> Prepared:
+    """A program's plans as the recorder makes them, without a build: nothing here loads it."""
+    plans = {}
+    for case in (*task.check, *task.bench):
+        buffers = [Buffer("argument", a.name, a.nbytes(case.sizes)) for a in task.arguments if a.shape]
+        buffers += [Buffer("workspace", f"workspace{i}", size) for i, size in enumerate(workspaces)]
+        plans[case.name] = LaunchPlan(1, case.name, tuple(buffers), ())
+    return Prepared(task, task.initial, BuildResult(True, "", 0.0), plans, None)
+
+
+def test_memory_that_only_the_program_lacks_is_its_own_affair() -> None:
+    """Before any process is asked: a workspace that does not fit is a status, a task that does not fit is not."""
+    task = load_task("softmax")
+    with socket.socket() as nobody:
+
+        def bench(memory: int) -> Bench:
+            known = replace(facts("NVIDIA H200"), memory_bytes=memory)
+            return Bench(nobody, nobody, known, Controls(), -1)  # type: ignore[arg-type]
+
+        with pytest.raises(CandidateFault, match="workspace needs") as caught:
+            bench(400 << 20).open(task, _prepared(task, 1 << 30), _prepared(task))
+        assert caught.value.status is Status.REFUSED
+        with pytest.raises(KbError, match="smaller cases"):
+            bench(64 << 20).open(task, _prepared(task), _prepared(task))
+        wrong = _prepared(task)
+        wrong.plans["bench0"] = LaunchPlan(1, "bench0", (Buffer("argument", "z", 4),), ())
+        with pytest.raises(CandidateFault, match="has not") as caught:
+            bench(8 << 30).open(task, wrong, _prepared(task))
+        assert caught.value.status is Status.REFUSED
+
+
+def test_a_message_that_is_too_long_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kb_env.gpu.protocol.FRAME_LIMIT", 100)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(MessageTooLong, match="make the program smaller"):
+        Channel(ours).send(Load(0, bytes(200)))
