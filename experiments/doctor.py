@@ -95,7 +95,7 @@ def sanitizer() -> Finding:
         return Finding(
             "compute-sanitizer",
             "weaker",
-            "not found: new records are not searched for races and memory faults",
+            "not found: new records are searched for races and memory faults by the simulator alone",
             "install the CUDA toolkit's compute-sanitizer",
         )
     return Finding("compute-sanitizer", "ok", found)

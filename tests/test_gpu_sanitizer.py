@@ -12,10 +12,10 @@ import torch
 from kb_env.backends import gpu_obstacle
 from kb_env.gpu.oracle import Oracle
 from kb_env.gpu.protocol import Draw, Drawn, Pose
-from kb_env.gpu.sanitizer import Report, Sanitizer, finding, small_case
+from kb_env.gpu.sanitizer import Report, Sanitizer, StandIn, finding, small_case
 from kb_env.prepare import prepare
 from kb_env.task import load_task
-from kb_env.types import Case
+from kb_env.types import Case, Program
 
 CLEAN = """========= COMPUTE-SANITIZER
 ========= ERROR SUMMARY: 0 errors
@@ -111,3 +111,20 @@ def test_a_program_that_did_not_run_counts_for_no_tool(
     prepared = prepare(task, task.initial, "sm_90a", store, (case,))
     report = Sanitizer(0).check(prepared, case, ())
     assert report.tools == () and report.finding is None and len(report.failed) == 4
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_the_simulator_stands_in_and_names_the_line(store: Path) -> None:
+    folder = Path(__file__).parent / "redteam" / "exploits"
+    text = (folder / "device_race_without_barrier.cu").read_text()
+    task = load_task("row_sum")
+    case = small_case(task)
+    stand_in = StandIn()
+    try:
+        report = stand_in.check(prepare(task, Program("row_sum", text), "sm_90a", store, (case,)), case)
+        assert report.tools == ("simulator",) and report.finding is not None
+        assert " at kernel.cu:" in report.finding
+        honest = stand_in.check(prepare(task, task.initial, "sm_90a", store, (case,)), case)
+        assert honest == Report(("simulator",))
+    finally:
+        stand_in.close()

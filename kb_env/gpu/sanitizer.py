@@ -1,4 +1,4 @@
-"""compute-sanitizer over one small case: memory, races, uninitialised reads, barriers.
+"""compute-sanitizer over one small case: memory, races, uninitialised reads, barriers; or the simulator's checks.
 
 Each tool has a process of its own, all at once (sanitized.py); their logs are read, never their output or exit
 codes. A finding names the source line. Takes some seconds, so only a new record is looked at.
@@ -13,11 +13,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kb_env.evaluators import Prepared
 from kb_env.gpu.process import Worker, WorkerDied, WorkerFailed, WorkerTimeout
 from kb_env.gpu.protocol import Bind, Detach, Done, Feed, Load
-from kb_env.types import Case, Task
+from kb_env.types import Case, Fault, Task
+
+if TYPE_CHECKING:
+    from kb_env.sim.client import Client
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 START_SECONDS, RUN_SECONDS, END_SECONDS = 60.0, 60.0, 20.0
@@ -45,11 +49,15 @@ class Report:
 
 
 class Sanitizer:
-    """The tools on GPU ``index``; on a machine without them every report is empty."""
+    """The tools on GPU ``index``; on a machine without them every report is empty, and ``present`` false."""
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._command = find_tool()
+
+    @property
+    def present(self) -> bool:
+        return self._command is not None
 
     def check(self, prepared: Prepared, case: Case, inputs: Sequence[tuple[str, bytes]]) -> Report:
         """Replay ``case`` once under each tool. What goes wrong there beside findings is no finding."""
@@ -95,6 +103,31 @@ class Sanitizer:
             finally:
                 worker.kill()
             return log.read_text(errors="replace") if log.exists() else "", why
+
+
+class StandIn:
+    """The simulator's checks, where compute-sanitizer is not installed; its child process starts on first use."""
+
+    def __init__(self) -> None:
+        self._client: Client | None = None
+
+    def check(self, prepared: Prepared, case: Case) -> Report:
+        """Run ``case`` on the CPU with a shadow of its memory."""
+        from kb_env.numerics import Reference  # torch takes seconds to import, and few need this
+        from kb_env.sim.client import Client
+        from kb_env.sim.sanitize import sanitize
+
+        if self._client is None:
+            self._client = Client()
+        found = sanitize(prepared, Reference(prepared.task), self._client, cases=(case,))
+        if isinstance(found, Fault):
+            return Report((), None, (f"simulator: {found.message}",))
+        return Report(("simulator",), found[0].text if found else None)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
 
 def find_tool() -> str | None:
