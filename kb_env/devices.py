@@ -3,7 +3,8 @@
 Rates are per SM and clock, counted in thread-level operations (fma = one operation), from the
 throughput table of the CUDA C++ Programming Guide ("Arithmetic Instructions"); tensor rates are
 multiply-accumulates per SM and clock, derived from the dense peak of each data sheet. Level-2
-bandwidths and latencies are estimates of what microbenchmarks reach, not vendor figures.
+bandwidths and latencies are estimates of what microbenchmarks reach (sim_micro.cu on the H200; Luo et
+al. 2024 for A100 and RTX 4090, Jia et al. 2019 for the T4), not vendor figures.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Device:
     registers_per_sm: int
     max_warps: int
     max_blocks: int
-    dram_ns: float  # load latency to device memory under moderate load
+    dram_ns: float  # latency of one load that goes to device memory, alone
     l2_ns: float
     rates: Mapping[str, int]  # operations per SM and clock by pipe
     tensor_macs: Mapping[str, int]  # by input type; 0 or absent: the type has no tensor cores
@@ -82,21 +83,22 @@ DEVICES: dict[str, Device] = {
         # NVIDIA H200 SXM data sheet (4.8 TB/s, 989 TFLOPS dense fp16); copy 4.3 TB/s and latency measured
         # on one H200 in December 2026; H100 white paper for the SM.
         Device(
-            "H200", "sm_90a", 132, 1.98, 4800.0, 0.76, 60 << 20, 7200.0, 256 << 10, 228 << 10, 227 << 10,
-            max_warps=64, mma_share=0.63, dram_ns=240.0, l2_ns=60.0, l2_slices=96,
+            "H200", "sm_90a", 132, 1.98, 4800.0, 0.90, 60 << 20, 7200.0, 256 << 10, 228 << 10, 227 << 10,
+            max_warps=64, mma_share=0.63, dram_ns=340.0, l2_ns=145.0, l2_slices=96,
             launch_us=2.4, gap_us=1.27, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
             **_AMPERE_UP,
         ),
-        # NVIDIA H100 Tensor Core GPU Architecture white paper, SXM5 80 GB.
+        # NVIDIA H100 Tensor Core GPU Architecture white paper, SXM5 80 GB; latencies and L2 as measured on the H200.
         Device(
-            "H100", "sm_90a", 132, 1.98, 3350.0, 0.90, 50 << 20, 6100.0, 256 << 10, 228 << 10, 227 << 10,
-            max_warps=64, mma_share=0.63, dram_ns=600.0, l2_ns=135.0, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
+            "H100", "sm_90a", 132, 1.98, 3350.0, 0.90, 50 << 20, 7200.0, 256 << 10, 228 << 10, 227 << 10,
+            max_warps=64, mma_share=0.63, dram_ns=340.0, l2_ns=145.0, l2_slices=80,
+            launch_us=2.4, gap_us=1.27, rates=_HOPPER_RATES, tensor_macs=_HOPPER_TENSOR,
             **_AMPERE_UP,
         ),
         # NVIDIA A100 Tensor Core GPU Architecture white paper, SXM 80 GB (data sheet: 2,039 GB/s).
         Device(
             "A100", "sm_80", 108, 1.41, 2039.0, 0.88, 40 << 20, 4300.0, 192 << 10, 164 << 10, 163 << 10,
-            max_warps=64, dram_ns=560.0, l2_ns=145.0,
+            max_warps=64, dram_ns=330.0, l2_ns=145.0, l2_slices=80,
             rates={"fp32": 64, "fp64": 32, "fp16": 256, "int": 64, "special": 16, "convert": 64},
             tensor_macs={"float16": 1024, "bfloat16": 1024, "tf32": 512, "int8": 2048, "float64": 64},
             **_AMPERE_UP,
@@ -104,14 +106,14 @@ DEVICES: dict[str, Device] = {
         # NVIDIA L40S data sheet (362 TFLOPS dense fp16, 864 GB/s); Ada white paper for the SM and 96 MB L2.
         Device(
             "L40S", "sm_89", 142, 2.52, 864.0, 0.90, 96 << 20, 5000.0, 128 << 10, 100 << 10, 99 << 10,
-            max_warps=48, dram_ns=520.0, l2_ns=110.0, rates=_ADA_RATES,
+            max_warps=48, dram_ns=260.0, l2_ns=110.0, rates=_ADA_RATES,
             tensor_macs={"float16": 512, "bfloat16": 512, "tf32": 256, "int8": 1024, "fp8": 1024},
             **{**_AMPERE_UP, "max_blocks": 24},
         ),
         # NVIDIA Ada GPU Architecture white paper, GeForce RTX 4090 (fp16 with fp32 accumulate: half rate).
         Device(
             "RTX4090", "sm_89", 128, 2.52, 1008.0, 0.91, 72 << 20, 5000.0, 128 << 10, 100 << 10, 99 << 10,
-            max_warps=48, dram_ns=500.0, l2_ns=110.0, rates=_ADA_RATES,
+            max_warps=48, dram_ns=240.0, l2_ns=110.0, rates=_ADA_RATES,
             tensor_macs={"float16": 256, "bfloat16": 256, "tf32": 128, "int8": 1024, "fp8": 512},
             **{**_AMPERE_UP, "max_blocks": 24},
         ),
@@ -119,7 +121,7 @@ DEVICES: dict[str, Device] = {
         # bandwidth from Jia et al., "Dissecting the NVidia Turing T4 GPU via Microbenchmarking" (2019).
         Device(
             "T4", "sm_75", 40, 1.59, 320.0, 0.75, 4 << 20, 1270.0, 96 << 10, 64 << 10, 64 << 10,
-            max_warps=32, dram_ns=460.0, l2_ns=120.0, max_blocks=16, shared_reserved=0,
+            max_warps=32, dram_ns=290.0, l2_ns=130.0, max_blocks=16, shared_reserved=0,
             registers_per_sm=65536,
             rates={"fp32": 64, "fp64": 2, "fp16": 128, "int": 64, "special": 16, "convert": 16},
             tensor_macs={"float16": 512, "int8": 1024},

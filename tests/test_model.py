@@ -44,6 +44,7 @@ def streaming(blocks: int = 4096, **fields: object) -> LaunchCounts:
 demands = st.lists(st.just(0.0) | st.floats(1e-6, 1e4), min_size=1, max_size=8)
 
 
+@settings(deadline=None)
 @given(demands, st.just(0.0) | st.floats(1e-6, 1e5), st.integers(1, 64))
 def test_response_keeps_the_bounds_of_operational_analysis(work, delay, customers):
     time = response(work, delay, customers)
@@ -52,6 +53,7 @@ def test_response_keeps_the_bounds_of_operational_analysis(work, delay, customer
     assert lower * (1 - 1e-9) <= time <= upper * (1 + 1e-9) + 1e-12
 
 
+@settings(deadline=None)
 @given(demands, st.just(0.0) | st.floats(1e-6, 1e5), st.integers(1, 64), st.floats(1.0, 4.0), st.data())
 def test_more_work_at_any_queue_is_never_faster(work, delay, customers, factor, data):
     index = data.draw(st.integers(0, len(work) - 1))

@@ -132,6 +132,10 @@ class Constants:
     chain_share: float = 0.2
     #: part of the integer instructions that ptxas gives to the fma pipe
     moved_share: float = 0.33
+    #: part of a load's latency that a batch adds, and of the bandwidth of a copy that kernels sustain
+    dram_wait: float = 0.706
+    l2_wait: float = 0.414
+    dram_share: float = 0.8445
     atomic_clocks: float = 3.5  # between atomics on one word
     atomic_sector_clocks: float = 3.0  # of one L2 slice for a request to one sector
     barrier_clocks: float = 12.0
@@ -401,7 +405,7 @@ def _memory_work(device: Device, counts: LaunchCounts, traffic: Traffic, warps: 
     local = counts.local_requests * counts.blocks_total / max(counts.blocks_run, 1) / warps
     per_warp = device.sm_count / warps
     return {
-        "dram": dram_bytes / (device.dram_gbps * device.dram_efficiency) * per_warp,
+        "dram": dram_bytes / (device.dram_gbps * device.dram_efficiency * CONSTANTS.dram_share) * per_warp,
         "l2": slots * SECTOR / l2_gbps * per_warp,
         "atomics": _atomic_clocks(device, counts) * clock * per_warp,
         "memory latency": _waits(device, counts, traffic, warps) + local * L1_CLOCKS * clock * 0.5,
@@ -411,12 +415,13 @@ def _memory_work(device: Device, counts: LaunchCounts, traffic: Traffic, warps: 
 def _waits(device: Device, counts: LaunchCounts, traffic: Traffic, warps: int) -> float:
     """Nanoseconds that one warp waits for its batches of global loads, were nothing else to do."""
     l1_ns = L1_CLOCKS / device.clock_ghz
+    dram_ns, l2_ns = device.dram_ns * CONSTANTS.dram_wait, device.l2_ns * CONSTANTS.l2_wait
     if not traffic.loads:
         return 0.0
     if "load_batches" not in counts.extra:
         missed = min(1.0, traffic.l1_misses / traffic.loads)
         cold = min(missed, traffic.dram_reads / traffic.loads)
-        mean = cold * device.dram_ns + (missed - cold) * device.l2_ns + (1.0 - missed) * l1_ns
+        mean = cold * dram_ns + (missed - cold) * l2_ns + (1.0 - missed) * l1_ns
         return traffic.load_requests / warps / max(counts.loads_in_flight, 1.0) * mean
     scale = counts.blocks_total / max(counts.blocks_run, 1) / warps
     first = counts.extra["block_sectors"] * counts.blocks_total / max(counts.blocks_run, 1)
@@ -424,12 +429,12 @@ def _waits(device: Device, counts: LaunchCounts, traffic: Traffic, warps: int) -
     # New to the block: from device memory, as far as no other block has brought it to L2.
     beyond = max(traffic.dram_reads - first, 0.0)
     new = min(1.0, traffic.dram_reads / first)
-    new_ns = new * device.dram_ns + (1.0 - new) * device.l2_ns
+    new_ns = new * dram_ns + (1.0 - new) * l2_ns
     # Seen before: from L1, or where that has lost it from L2 or device memory.
     again = max(traffic.loads - first, 1.0)
     lost = min(1.0, max(traffic.l1_misses - first, 0.0) / again)
     far = min(lost, beyond / again)
-    again_ns = far * device.dram_ns + (lost - far) * device.l2_ns + (1.0 - lost) * l1_ns
+    again_ns = far * dram_ns + (lost - far) * l2_ns + (1.0 - lost) * l1_ns
     batches, cold = counts.extra["load_batches"] * scale, counts.extra["cold_batches"] * scale
     return cold * new_ns + (batches - cold) * again_ns + counts.extra.get("async_waits", 0.0) * scale * new_ns
 
