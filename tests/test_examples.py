@@ -10,7 +10,7 @@ import pytest
 from paper import PaperEvaluator
 
 import kb_env
-from experiments.examples import ppo_cleanrl
+from experiments.examples import adapters, ppo_cleanrl
 from experiments.examples.annealing import Annealing
 from experiments.rollout import play
 from experiments.streams import Conditions, Stream, play_stream
@@ -72,3 +72,40 @@ def test_ppo_in_one_file_trains_on_an_async_vector() -> None:
     args = ppo_cleanrl.Args(tasks="gelu", steps=32, envs=2, rollout=8, episode=4)
     finals = ppo_cleanrl.train(args, paper_env)
     assert len(finals) == 8 and all(np.isfinite(finals))
+
+
+SETTINGS: dict[str, Any] = {"task": "gelu", "max_steps": 3, "evaluate_on_reset": True}
+FASTER = "Half the time.\n```cuda\n// us: 500\nvoid launch();\n```"
+
+
+def test_the_text_core_says_what_a_model_needs_and_pays_log_gains() -> None:
+    core = adapters.TextCore(evaluator=PaperEvaluator(), **SETTINGS)
+    prompt, info = core.reset(0)
+    assert load_task("gelu").source.splitlines()[0] in prompt and "SEARCH" in prompt
+    assert info["best_speedup"] == 1.0
+    prompt, reward, done, info = core.step(FASTER)
+    assert reward == pytest.approx(np.log(2.0)) and not done and "// us: 500" in prompt
+    _, reward, done, info = core.step("submit")
+    assert done and reward == 0.0 and info["best_speedup"] == pytest.approx(2.0)
+
+
+def test_skyrl_gym_plays_it() -> None:
+    pytest.importorskip("skyrl_gym")
+    env = adapters.skyrl_env()(extras={"evaluator": PaperEvaluator(), "seed": 1, **SETTINGS})
+    messages, _ = env.init([{"role": "system", "content": "first"}])
+    assert [item["role"] for item in messages] == ["system", "user"]
+    output = env.step(FASTER)
+    assert output["reward"] == pytest.approx(np.log(2.0)) and not output["done"]
+    assert env.step("submit")["done"] and env.turns == 2
+    env.close()
+
+
+def test_openenv_plays_it() -> None:
+    pytest.importorskip("openenv")
+    kind, answer = adapters.openenv_env()
+    env = kind(evaluator=PaperEvaluator(), **SETTINGS)
+    first = env.reset(seed=1, episode_id="e")
+    assert "SEARCH" in first.prompt and not first.done
+    second = env.step(answer(answer=FASTER))
+    assert second.reward == pytest.approx(np.log(2.0)) and env.state.step_count == 1
+    assert env.step(answer(answer="submit")).done
