@@ -31,7 +31,7 @@ PROGRAM = "Faster.\n```cuda\n// us: 500\nvoid launch();\n```\n"
 SCHEMA = {"type": "object", "properties": {"gain": {"type": "number"}}, "required": ["gain"]}
 
 
-def chat(folder: Path, settled: float = 0.05, wait: float | None = 20, **changes: Any) -> Chat:
+def chat(folder: Path, settled: float = 0.05, wait: float | None = 120, **changes: Any) -> Chat:
     settings = Settings(f"files:{folder}", answer_tokens=200, **changes)
     bridge = FileBridge(folder, settings, wait=wait, poll=0.01)
     bridge.settled = settled
@@ -149,7 +149,7 @@ def test_many_rollouts_wait_at_once_each_for_answers_of_its_own(tmp_path: Path) 
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while len(pending(tmp_path)) < 5 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(pending(tmp_path)) == 5
