@@ -58,7 +58,7 @@ DEVICE_WIDE = frozenset({"block launch", "dram", "l2", "atomics"})
 DELAYS: tuple[str, ...] = ("memory latency", "dependency", "barriers", "block start")
 
 #: Relative standard error of each constant: from the residuals of the calibration set, whose speedups lie
-#: inside the interval that follows from these in 93 of 100 cases.
+#: inside the interval that follows from these in 92 of 100 cases.
 SPREAD: dict[str, float] = {
     "block launch": 0.20,
     "block start": 0.50,
