@@ -37,6 +37,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench sim": ("experiments.bench_sim", "the simulator's model against measured times"),
     "bench rollouts": ("experiments.bench_rollouts", "what Ray costs, how rollouts scale"),
     "bench memory": ("experiments.bench_memory", "recall and latency of the episodic memory"),
+    "bench memory-faults": (
+        "experiments.bench_memory_faults",
+        "kills, bit flips, a full disk and crowds against the memory",
+    ),
     "bench expert": ("experiments.expert", "plumbing: a scripted expert drives the learning of maicrl"),
     "bench aa": (
         "experiments.bench_aa",

@@ -68,11 +68,10 @@ def info(memory: Memory, args: Args) -> int:
 
 def verify(memory: Memory, args: Args) -> int:
     """Exit 1 if anything was damaged; everything else is still readable."""
-    found = memory.info()
+    found = memory.verify()
     for item in found.damage:
-        print(
-            f"segment {item.segment}: {item.nbytes} bytes at {item.offset} are damaged ({item.kind}) and skipped"
-        )
+        said = "a torn write, moved away by the next one" if item.kind == "tail" else "damaged and skipped"
+        print(f"segment {item.segment}: {item.nbytes} bytes at {item.offset}: {said}")
     if found.unreadable:
         print(f"{found.unreadable} whole frames hold no entry that this version reads")
     bad = bool(found.damage) or bool(found.unreadable)

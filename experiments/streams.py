@@ -91,10 +91,12 @@ def play_stream(
         KbError: if the harness failed in an episode. That one is no result: it is played again.
     """
     folder = Path(tempfile.mkdtemp(prefix="kb-stream-")) if stream.remembers else None
+    memory: Memory | None = None
     try:
         if folder is not None and conditions.memory is not None:
             shutil.copytree(conditions.memory, folder, dirs_exist_ok=True)
-        memory = Memory(folder, sync="none") if folder is not None else None
+        if folder is not None:
+            memory = Memory(folder, sync="none")
         for name, episode in zip(stream.tasks, finished, strict=False):
             if memory is not None:
                 memory.learn(episode, load_task(name), now=0.0)
@@ -107,6 +109,8 @@ def play_stream(
                 memory.learn(episode, load_task(name), now=0.0)
             yield episode
     finally:
+        if memory is not None:
+            memory.close()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -164,7 +164,8 @@ class VectorIndex:
                 len(state), zlib.crc32(state),
             )  # fmt: skip
             temporary = folder / f"{name}.json"
-            temporary.write_text(json.dumps(asdict(header)))
+            facts = json.dumps(asdict(header))
+            temporary.write_text(json.dumps({"header": facts, "crc": zlib.crc32(facts.encode())}))
             os.replace(temporary, folder / "index.json")
         except OSError:
             for item in (path, beside, folder / f"{name}.json"):
@@ -179,7 +180,10 @@ class VectorIndex:
     def load(self, folder: Path, generation: str, embedder: str) -> tuple[IndexHeader, bytes] | None:
         """Fill from the cache if it matches to the last byte; returns its header and state, None: rebuild."""
         try:
-            header = IndexHeader(**json.loads((folder / "index.json").read_text()))
+            sealed = json.loads((folder / "index.json").read_text())
+            if zlib.crc32(sealed["header"].encode()) != sealed["crc"]:
+                return None  # a place in the log that is off would lose entries
+            header = IndexHeader(**json.loads(sealed["header"]))
             path = folder / Path(header.file).name
             state = (folder / f"{path.name}.state").read_bytes()
             fits = (
@@ -203,7 +207,7 @@ class VectorIndex:
                     return None
                 graph.set_num_threads(self.threads)
                 self._graph = graph
-        except (OSError, ValueError, TypeError, RuntimeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
             return None
         self.count = header.count
         return header, state

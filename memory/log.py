@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import struct
+import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,23 @@ def frames(data: bytes, start: int, marker: bytes) -> Iterator[tuple[int, bytes 
             return
 
 
+class Compacted(KbError):
+    """The generation that was being read is gone: another process has compacted the log."""
+
+
+def close_all(writer: dict[Path, int], readers: dict[tuple[str, int], tuple[Segment, int]]) -> None:
+    for handle in (*writer.values(), *(handle for _, handle in readers.values())):
+        os.close(handle)
+    writer.clear()
+    readers.clear()
+
+
+def read_from(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read()
+
+
 def sync_folder(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -113,7 +131,9 @@ class Log:
         self.segment_bytes = segment_bytes
         self.cut: list[Damage] = []
         self._tail: tuple[Path, int] | None = None  # last segment and its known valid end
-        self._write: tuple[Path, int] | None = None  # open descriptor of the last segment
+        self._writer: dict[Path, int] = {}  # open descriptor of the last segment
+        self._readers: dict[tuple[str, int], tuple[Segment, int]] = {}  # by generation and number
+        weakref.finalize(self, close_all, self._writer, self._readers)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -129,8 +149,9 @@ class Log:
         except FileNotFoundError:
             return "gen-000001"
 
-    def segments(self) -> list[Segment]:
-        folder = self.folder / self.generation
+    def segments(self, generation: str | None = None) -> list[Segment]:
+        """The segments of a generation (the one in use unless named), in order of writing."""
+        folder = self.folder / (generation or self.generation)
         found = []
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(folder):
@@ -169,25 +190,33 @@ class Log:
         for payload in payloads:
             if len(payload) > MAX_PAYLOAD:
                 raise KbError(f"an entry of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
-        with self.locked():
-            segment, end = self._valid_end()
-            if end >= self.segment_bytes:
-                segment, end = self._new_segment(segment.number + 1, self.generation), 0
-            positions, blob, offset = [], bytearray(), end
-            for payload in payloads:
-                positions.append(Position(segment.number, offset))
-                piece = frame(segment.marker, payload)
-                blob += piece
-                offset += len(piece)
-            self._write_at(segment, bytes(blob), end)
-            self._tail = (segment.path, end + len(blob))
+        try:
+            with self.locked():
+                return self._append(payloads)
+        except OSError as error:  # a new segment, or the room for a torn tail
+            raise KbError(
+                f"cannot append to {self.folder}: {error.strerror}; free space, nothing was lost"
+            ) from error
+
+    def _append(self, payloads: Sequence[bytes]) -> list[Position]:
+        segment, end = self._valid_end()
+        if end >= self.segment_bytes:
+            segment, end = self._new_segment(segment.number + 1, self.generation), 0
+        positions, blob, offset = [], bytearray(), end
+        for payload in payloads:
+            positions.append(Position(segment.number, offset))
+            piece = frame(segment.marker, payload)
+            blob += piece
+            offset += len(piece)
+        self._write_at(segment, bytes(blob), end)
+        self._tail = (segment.path, end + len(blob))
         return positions
 
     def _descriptor(self, path: Path) -> int:
-        if self._write is None or self._write[0] != path:
-            self.close()
-            self._write = (path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
-        return self._write[1]
+        if path not in self._writer:
+            self._close_writer()
+            self._writer[path] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return self._writer[path]
 
     def _write_at(self, segment: Segment, blob: bytes, end: int) -> None:
         handle = self._descriptor(segment.path)
@@ -211,14 +240,15 @@ class Log:
         known = self._tail[1] if self._tail is not None and self._tail[0] == segment.path else 0
         if size == known:
             return segment, size
-        data = segment.path.read_bytes()
+        begin = known if known <= size else 0
+        data = read_from(segment.path, begin)
         stretch = None
-        for offset, payload in frames(data, known if known <= size else 0, segment.marker):
+        for offset, payload in frames(data, 0, segment.marker):
             stretch = offset if payload is None else None
         if stretch is None:
-            return segment, size
-        self._cut_tail(segment, stretch, data[stretch:])
-        return segment, stretch
+            return segment, begin + len(data)
+        self._cut_tail(segment, begin + stretch, data[stretch:])
+        return segment, begin + stretch
 
     def _cut_tail(self, segment: Segment, end: int, rest: bytes) -> None:
         torn = self.folder / "torn"
@@ -229,50 +259,92 @@ class Log:
 
     def flush(self) -> None:
         """Make everything appended so far survive a power cut."""
-        if self._write is not None:
-            os.fsync(self._write[1])
+        for handle in self._writer.values():
+            os.fsync(handle)
+
+    def _close_writer(self) -> None:
+        for handle in self._writer.values():
+            os.close(handle)
+        self._writer.clear()
 
     def close(self) -> None:
-        if self._write is not None:
-            os.close(self._write[1])
-            self._write = None
+        """Give the descriptors back; the log opens them again when it is used."""
+        close_all(self._writer, self._readers)
 
     # -- reading -----------------------------------------------------------------------------
 
     def scan(
-        self, start: Position | None = None, damage: list[Damage] | None = None
+        self,
+        start: Position | None = None,
+        damage: list[Damage] | None = None,
+        generation: str | None = None,
     ) -> Iterator[tuple[Position, bytes]]:
-        """Every valid payload from ``start`` on, in order of writing; what is skipped goes to ``damage``."""
-        segments = self.segments()
+        """Every valid payload from ``start`` on, in order of writing; what is skipped goes to ``damage``.
+
+        Raises:
+            Compacted: if the generation was replaced meanwhile; positions in it mean nothing any more.
+        """
+        name = generation or self.generation
+        segments = self.segments(name)
+        if not segments and name != self.generation:
+            raise Compacted(f"{self.folder} was compacted meanwhile: read it again from the start")
         for segment in segments:
             if start is not None and segment.number < start.segment:
                 continue
             begin = start.offset if start is not None and segment.number == start.segment else 0
-            data = segment.path.read_bytes()
+            try:
+                data = read_from(segment.path, begin)
+            except FileNotFoundError as error:
+                raise Compacted(f"{segment.path} is gone: read the log again from the start") from error
             bad: int | None = None
-            for offset, payload in frames(data, begin, segment.marker):
+            for offset, payload in frames(data, 0, segment.marker):
                 if bad is not None and damage is not None:
-                    damage.append(Damage(segment.number, bad, offset - bad, "middle"))
+                    damage.append(Damage(segment.number, begin + bad, offset - bad, "middle"))
                 bad = offset if payload is None else None
                 if payload is not None:
-                    yield Position(segment.number, offset), payload
+                    yield Position(segment.number, begin + offset), payload
             if bad is not None and damage is not None:
                 kind = "tail" if segment is segments[-1] else "middle"
-                damage.append(Damage(segment.number, bad, len(data) - bad, kind))
+                damage.append(Damage(segment.number, begin + bad, len(data) - bad, kind))
 
-    def read(self, position: Position) -> bytes:
-        """The payload at a position; KbError if it is damaged or gone."""
-        for segment in self.segments():
-            if segment.number == position.segment:
-                with segment.path.open("rb") as file:
-                    file.seek(position.offset)
-                    head = file.read(HEAD.size)
-                    if len(head) == HEAD.size:
-                        length = min(HEAD.unpack(head)[1], MAX_PAYLOAD)
-                        payload = frame_at(head + file.read(length), 0, segment.marker)
-                        if payload is not None:
-                            return payload
+    def read(self, position: Position, generation: str | None = None) -> bytes:
+        """The payload at a position of a generation (the one in use unless named).
+
+        Raises:
+            Compacted: if that generation is gone.
+            KbError: if the entry is damaged.
+        """
+        segment, handle = self._reader(generation or self.generation, position.segment)
+        head = os.pread(handle, HEAD.size, position.offset)
+        if len(head) == HEAD.size:
+            length = min(HEAD.unpack(head)[1], MAX_PAYLOAD)
+            rest = os.pread(handle, length, position.offset + HEAD.size)
+            payload = frame_at(head + rest, 0, segment.marker)
+            if payload is not None:
+                return payload
         raise KbError(f"entry at {position} cannot be read: run kb memory verify {self.folder.parent}")
+
+    def hold(self, generation: str) -> None:
+        """Open every segment of a generation, so that it stays readable after a compaction by others."""
+        for segment in self.segments(generation):
+            self._reader(generation, segment.number)
+
+    def _reader(self, generation: str, number: int) -> tuple[Segment, int]:
+        """A segment and an open descriptor of it, which outlives a compaction by others."""
+        key = (generation, number)
+        if key not in self._readers:
+            found = {segment.number: segment for segment in self.segments(generation)}
+            try:
+                if number in found:
+                    handle = os.open(found[number].path, os.O_RDONLY | os.O_CLOEXEC)
+                    self._readers[key] = (found[number], handle)
+            except FileNotFoundError:
+                found = {}
+            if number not in found:
+                raise Compacted(
+                    f"segment {number} of {self.folder / generation} is gone: open the memory again"
+                )
+        return self._readers[key]
 
     # -- compaction --------------------------------------------------------------------------
 
@@ -280,7 +352,9 @@ class Log:
         """Replace the whole log by ``payloads``: a new generation, then one rename. Needs the lock."""
         old = self.generation
         name = f"gen-{int(old.split('-')[1]) + 1:06d}"
-        shutil.rmtree(self.folder / name, ignore_errors=True)  # a compaction that was killed
+        for folder in self.folder.glob("gen-*"):  # of compactions that were killed
+            if folder.name != old:
+                shutil.rmtree(folder, ignore_errors=True)
         number, segment, file = 1, self._new_segment(1, name), None
         try:
             file = segment.path.open("r+b")
@@ -307,6 +381,6 @@ class Log:
             os.fsync(marker.fileno())
         os.replace(temporary, self.folder / "CURRENT")
         sync_folder(self.folder)
-        self.close()
+        self._close_writer()
         self._tail = None
         shutil.rmtree(self.folder / old, ignore_errors=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kb_env.edits import diff_action
 from kb_env.records import RecordError, from_plain, pack, unpack_plain
-from kb_env.types import DTYPE_BYTES, Episode, Evaluation, Program, Status, StepRecord, Task, digest
+from kb_env.types import DTYPE_BYTES, Episode, Evaluation, KbError, Program, Status, StepRecord, Task, digest
 from memory.embed import Embedder, HashedEmbedder, Vector, from_bytes, to_bytes
 from memory.entries import (
     Entry,
@@ -36,7 +36,7 @@ from memory.entries import (
 )
 from memory.index import VectorIndex
 from memory.knowledge import Knowledge
-from memory.log import HEAD, Damage, Log, Position
+from memory.log import HEAD, Compacted, Damage, Log, Position
 from memory.rows import Rows, short
 
 #: A saved index older than this many entries is saved again on close.
@@ -92,7 +92,13 @@ class Memory:
         self.frozen = frozen or holdout != Holdout()
         self.holdout = holdout
         self._reset()
-        self._load()
+        self._up_to_date(self._load)
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _reset(self) -> None:
         self.rows = Rows()
@@ -138,16 +144,27 @@ class Memory:
 
     def refresh(self) -> None:
         """See what other processes have added since."""
-        if self.frozen:
-            return
-        if self.log.generation != self._generation:
-            self._reset()
-        self._read()
+        if not self.frozen:
+            self._up_to_date(self._read)
+
+    def _up_to_date(self, read: Callable[[], None]) -> None:
+        """Read what is new; all of it, if the log is or was just compacted by somebody."""
+        while True:
+            if self.log.generation != self._generation:
+                self._reset()
+            try:
+                read()
+                if self.frozen:
+                    self.log.hold(self._generation)
+                return
+            except Compacted:
+                if self.log.generation == self._generation:
+                    raise
 
     def _read(self) -> None:
         vectors: list[Vector] = []
         damage: list[Damage] = []
-        for position, payload in self.log.scan(self._next, damage):
+        for position, payload in self.log.scan(self._next, damage, self._generation):
             self._next = Position(position.segment, position.offset + HEAD.size + len(payload))
             self._knowledge = None
             try:
@@ -189,13 +206,31 @@ class Memory:
         place = self.rows.programs.get(short(key))
         if place is None:
             return None
-        entry = decode(self.log.read(Position(*place)))
+        try:
+            entry = decode(self.log.read(Position(*place), self._generation))
+        except Compacted:
+            raise
+        except (KbError, RecordError):  # damaged since it was read; kb memory verify tells
+            return None
         return entry.program if isinstance(entry, Stored) and entry.id == key else None
 
     def experience(self, row: int) -> Experience:
-        entry = decode(self.log.read(self.rows.position(row)))
-        assert isinstance(entry, Experience)
+        """The experience of a row; KbError if it was damaged since the log was read."""
+        entry = decode(self.log.read(self.rows.position(row), self._generation))
+        if not isinstance(entry, Experience):
+            raise KbError(f"{self.folder} holds no experience at row {row}: delete index.json, it is a cache")
         return entry
+
+    def _readable(self, row: int) -> Experience | None:
+        """The experience of a row, or None and out of every later answer if it is damaged."""
+        try:
+            return self.experience(row)
+        except Compacted:
+            raise
+        except (KbError, RecordError):
+            self.rows.table["alive"][row] = False
+            self.unreadable += 1
+            return None
 
     def of_episodes(self, keys: Iterable[str]) -> list[Experience]:
         """The live experiences of these episodes, in order of the log."""
@@ -203,7 +238,8 @@ class Memory:
         if not names:
             return []
         wanted = self.rows.allowed(Filter(episodes=names), Holdout())
-        return [self.experience(int(row)) for row in np.flatnonzero(wanted)]
+        found = [self._readable(int(row)) for row in np.flatnonzero(wanted)]
+        return [item for item in found if item is not None]
 
     def entries(self) -> Iterable[Entry]:
         """Every readable entry of the log, in order of writing."""
@@ -277,6 +313,17 @@ class Memory:
 
         At most ``per_episode`` steps come from one episode, and the same edit is not told twice.
         """
+        try:
+            return self._recall(situation, k, wanted, holdout, per_episode)
+        except Compacted:
+            if self.frozen:
+                raise
+            self.refresh()
+            return self._recall(situation, k, wanted, holdout, per_episode)
+
+    def _recall(
+        self, situation: Situation, k: int, wanted: Filter, holdout: Holdout, per_episode: int
+    ) -> list[Recollection]:
         if k < 1 or not self.rows.count:
             return []
         allowed = self.rows.allowed(wanted, holdout)
@@ -299,7 +346,9 @@ class Memory:
             episode = int(self.rows.table["episode"][row])
             if episodes.get(episode, 0) >= per_episode:
                 continue
-            record = self.experience(row)
+            record = self._readable(row)
+            if record is None:
+                continue
             mark = (record.before, record.action)
             if mark in told:
                 continue
@@ -346,8 +395,23 @@ class Memory:
             self.log.rewrite(self.log.read(position) for position in kept)
         self.refresh()
 
+    def verify(self) -> Info:
+        """Read every byte of the log, whatever the index cache says, and report all damage.
+
+        A torn tail is either a write under way or one that was cut off; the next writer moves it away.
+        """
+        damage: list[Damage] = []
+        self.unreadable = 0
+        for _, payload in self.log.scan(None, damage, self._generation):
+            try:
+                decode(payload)
+            except RecordError:
+                self.unreadable += 1
+        self.damage = damage
+        return self.info()
+
     def info(self) -> Info:
-        """Counts, sizes and damage found so far; :meth:`Memory.__init__` has read the whole log."""
+        """Counts, sizes and the damage met so far; :meth:`verify` looks for all of it."""
         return Info(
             int(self.rows.table["alive"][: self.rows.count].sum()),
             len(self.rows.programs),

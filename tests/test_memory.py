@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,12 @@ def test_a_damaged_or_foreign_index_is_rebuilt(tmp_path: Path) -> None:
         opened = Memory(tmp_path)
         assert opened.info().index == "rebuilt" and ids(opened.recall(place(memory, 7), 10)) == wanted
     path.write_bytes(clean)
+    for _ in range(60):  # such as the place in the log from which to read on
+        raw = bytearray(header.encode())
+        raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        (tmp_path / "index.json").write_bytes(raw)
+        assert ids(Memory(tmp_path).recall(place(memory, 7), 10)) == wanted
+    sealed = json.loads(header)
     for change in (
         {"count": 31},
         {"dimension": 8},
@@ -188,7 +195,9 @@ def test_a_damaged_or_foreign_index_is_rebuilt(tmp_path: Path) -> None:
         {"space": "l2"},
         {"new": 1},
     ):
-        (tmp_path / "index.json").write_text(json.dumps({**json.loads(header), **change}))
+        facts = json.dumps({**json.loads(sealed["header"]), **change})
+        crc = zlib.crc32(facts.encode())
+        (tmp_path / "index.json").write_text(json.dumps({"header": facts, "crc": crc}))
         opened = Memory(tmp_path)
         assert opened.info().index == "rebuilt" and ids(opened.recall(place(memory, 7), 10)) == wanted
 
@@ -328,3 +337,40 @@ def test_a_frozen_memory_is_read_only(tmp_path: Path) -> None:
     assert snapshot.info().experiences == 3
     with pytest.raises(RuntimeError):
         snapshot.add(list(experience(51)))
+
+
+def test_an_entry_damaged_after_the_index_was_saved_is_left_out_and_reported(tmp_path: Path) -> None:
+    memory = filled(tmp_path, 30)
+    memory.save_index()
+    wanted = memory.recall(place(memory, 7), 30)
+    segment = memory.log.segments()[0]
+    position = memory.rows.position(7)
+    with segment.path.open("r+b") as file:
+        file.seek(position.offset + 40)
+        byte = file.read(1)
+        file.seek(position.offset + 40)
+        file.write(bytes([byte[0] ^ 4]))
+    opened = Memory(tmp_path)
+    assert opened.info().index == "loaded"
+    found = [item.record.id for item in opened.recall(place(memory, 7), 30)]
+    hit = memory_id(7)
+    assert found == [item.record.id for item in wanted if item.record.id != hit] and hit not in found
+    assert [item.kind for item in opened.verify().damage] == ["middle"]
+
+
+def memory_id(number: int) -> str:
+    return experience(number)[1].id
+
+
+def test_a_snapshot_outlives_a_compaction_and_others_follow_it(tmp_path: Path) -> None:
+    memory = filled(tmp_path, 30)
+    snapshot, other = Memory(tmp_path, frozen=True), Memory(tmp_path)
+    before = [item.record.id for item in snapshot.recall(place(memory, 7), 10)]
+    memory.forget(memory_id(7), "wrong")
+    memory.compact()
+    # The new log is shorter: old places in it would be other entries.
+    assert [item.record.id for item in snapshot.recall(place(memory, 7), 10)] == before
+    assert memory_id(7) in before
+    assert memory_id(7) not in [item.record.id for item in other.recall(place(memory, 7), 10)]
+    for item in (memory, snapshot, other):
+        item.close()
