@@ -32,7 +32,7 @@ from kb_env.sim import (
 from kb_env.sim.classes import extra_counts, instruction_class, load_batches, tensor_macs
 from kb_env.sim.flow import analyse, order_blocks
 from kb_env.sim.ir import Block, Flat, flatten
-from kb_env.sim.lower import SLOT_SHIFT, Lowerer, Site
+from kb_env.sim.lower import CODE_SLOT, SLOT_SHIFT, Lowerer, Site
 from kb_env.sim.ptx import Module, PtxError, Variable
 from kb_env.store import Store
 from kb_env.types import KbError, digest
@@ -73,6 +73,7 @@ class Kernel:
     helpers: tuple[str, ...]  # functions of the runtime that the code calls
     code: bytes
     sanitize: bool
+    functions: tuple[str, ...]  # device functions, in the order of their addresses
 
 
 @functools.cache
@@ -110,9 +111,10 @@ def keep(store: Store, ptx: str, kernel: Kernel) -> None:
         return
 
 
-def addresses(symbols: tuple[Variable, ...]) -> dict[str, int]:
-    """Virtual address of each variable of a module."""
-    return {item.name: (FIRST_SLOT + i) << SLOT_SHIFT for i, item in enumerate(symbols)}
+def addresses(symbols: tuple[Variable, ...], functions: tuple[str, ...]) -> dict[str, int]:
+    """Virtual address of each variable and each device function of a module."""
+    code = {name: CODE_SLOT << SLOT_SHIFT | (i + 1) << 4 for i, name in enumerate(functions)}
+    return code | {item.name: (FIRST_SLOT + i) << SLOT_SHIFT for i, item in enumerate(symbols)}
 
 
 def symbols_of(module: Module) -> tuple[Variable, ...]:
@@ -142,14 +144,15 @@ def compile_kernel(module: Module, kernel: str, sanitize: bool = False) -> Kerne
     flow = analyse(flat)
     sites: list[Site] = []
     symbols = symbols_of(module)
-    low = Lowerer(flat, flow, addresses(symbols), sites, sanitize)
+    functions = tuple(name for name, item in module.functions.items() if not item.entry)
+    low = Lowerer(flat, flow, addresses(symbols, functions), sites, sanitize)
     body = low.function("kernel")
     text = "\n".join([body, *low.declared.values(), '!0 = !{!"branch_weights", i32 1, i32 100000}'])
     return Kernel(
         kernel, tuple(flat.params), flat.shared_bytes, flat.local_bytes, low.register_bytes, bool(flow.live_in[0]),
         tuple(sites), tuple(_facts(block) for block in flat.blocks), symbols,
         next(iter(module.files.values()), ""), tuple(name for name in low.declared if name.startswith("kb_")),
-        _object(text), sanitize,
+        _object(text), sanitize, functions,
     )  # fmt: skip
 
 

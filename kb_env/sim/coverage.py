@@ -10,9 +10,9 @@ from kb_env.sim.lower import RULES
 _FLOW = {
     "bra": "branches, uniform or not; lanes meet again at the join",
     "brx": "brx.idx through .branchtargets",
-    "call": "direct calls, inlined; vprintf and __assertfail; no recursion, no indirect calls",
+    "call": "direct calls, inlined, and calls through pointers; vprintf and __assertfail; no recursion",
     "ret": "and exit, under predicates as well",
-    "bar": "bar.sync, bar.arrive, bar.red and barrier.*, 16 of them, with thread counts; bar.warp.sync",
+    "bar": "bar.sync, bar.arrive, bar.red, barrier.*: 16 of them, with thread counts; bar.warp.sync; barrier.cluster",
 }
 _INTERNAL = {"pmov", "barresult", "printf", "assertfail", "barrier"}
 _NOTES = {
@@ -24,8 +24,10 @@ _NOTES = {
     "ld": "all spaces, vectors, cache operators; no .b128",
     "st": "all spaces, vectors, cache operators; no .b128",
     "atom": "all operations and types, in lane order; no .b128",
-    "fence": "no effect: memory is sequentially consistent",
-    "membar": "no effect: memory is sequentially consistent",
+    "fence": "memory is sequentially consistent; the sanitizer tells what a missing fence leaves unordered",
+    "membar": "as fence",
+    "mapa": "shared memory of the other blocks of a cluster, up to 16 of them",
+    "createpolicy": "cache policies change nothing",
     "cvt": "all roundings, saturation, relu, packed halves and fp8",
     "ex2": "approximations are rounded once from double: last bits differ from hardware's",
 }

@@ -8,6 +8,8 @@ from kb_env.sim.ptx import TYPE_BYTES, Function, Instr, Label, Module, Op, PtxEr
 
 MAX_INSTRUCTIONS = 200_000
 MAX_DEPTH = 24
+#: Functions that one call through a pointer may mean.
+MAX_CANDIDATES = 64
 
 #: Base opcodes whose first operand is not written.
 NO_RESULT = {
@@ -180,8 +182,11 @@ class _Flattener:
         outs = operands.pop(0).value if operands and operands[0].kind == "vec" else ()
         target = operands.pop(0) if operands else Op("sink", None)
         ins = operands.pop(0).value if operands and operands[0].kind == "vec" else ()
+        if target.kind == "reg":
+            self.indirect_call(item, frame, depth, target, outs, ins)
+            return
         if target.kind != "name":
-            raise PtxError(f"PTX line {item.line}: an indirect call is not supported")
+            raise PtxError(f"PTX line {item.line}: this form of call is not supported")
         name = str(target.value)
         guard = item.guard + frame.suffix if item.guard else None
         self.instances += 1
@@ -198,6 +203,51 @@ class _Flattener:
         callee = self.module.functions.get(name)
         if callee is None or callee.entry:
             raise PtxError(f"PTX line {item.line}: call of {name}, which has no body here, is not supported")
+        if guard:
+            skip = f"skip{suffix}"
+            self.code.append(
+                Instr("bra", (), (Op("name", skip),), guard, not item.negated, item.line, item.source)
+            )
+        self.inline(item, frame, depth, callee, suffix, outs, ins)
+        if guard:
+            self.code.append(skip)
+
+    def indirect_call(
+        self, item: Instr, frame: _Frame, depth: int, target: Op, outs: tuple[Op, ...], ins: tuple[Op, ...]
+    ) -> None:
+        """A call through a pointer: each function that it may mean, chosen by comparing addresses."""
+        candidates = [
+            function
+            for function in self.module.functions.values()
+            if not function.entry and len(function.params) == len(ins) and len(function.returns) == len(outs)
+        ]
+        if not candidates or len(candidates) > MAX_CANDIDATES:
+            raise PtxError(f"PTX line {item.line}: an indirect call with {len(candidates)} possible targets")
+        self.instances += 1
+        done = f"called#{self.instances}"
+        where = frame.rename(target, item.scope)
+        if item.guard:
+            guard = item.guard + frame.suffix
+            self.code.append(
+                Instr("bra", (), (Op("name", done),), guard, not item.negated, item.line, item.source)
+            )
+        for function in candidates:
+            self.instances += 1
+            suffix, other = f"#{self.instances}", self.fresh(f"other#{self.instances}", "pred")
+            pair = (Op("reg", other), where, Op("name", function.name))
+            self.code.append(Instr("setp", ("ne", "u64"), pair, None, False, item.line, item.source))
+            skip = f"next{suffix}"
+            self.code.append(Instr("bra", (), (Op("name", skip),), other, False, item.line, item.source))
+            self.inline(item, frame, depth, function, suffix, outs, ins)
+            self.code.append(Instr("bra", (), (Op("name", done),), None, False, item.line, item.source))
+            self.code.append(skip)
+        self.code.append(Instr("trap", (), (), None, False, item.line, item.source))
+        self.code.append(done)
+
+    def inline(
+        self, item: Instr, frame: _Frame, depth: int, callee: Function, suffix: str,
+        outs: tuple[Op, ...], ins: tuple[Op, ...],
+    ) -> None:  # fmt: skip
         objects = {}
         pairs = list(zip(callee.params, ins, strict=False)) + list(zip(callee.returns, outs, strict=False))
         for variable, argument in pairs:
@@ -205,14 +255,7 @@ class _Flattener:
             if key is None:
                 raise PtxError(f"PTX line {item.line}: call with a register argument is not supported")
             objects[variable.name] = key
-        if guard:
-            skip = f"skip{suffix}"
-            self.code.append(
-                Instr("bra", (), (Op("name", skip),), guard, not item.negated, item.line, item.source)
-            )
         self.body(callee, suffix, objects, depth + 1)
-        if guard:
-            self.code.append(skip)
 
 
 @dataclass

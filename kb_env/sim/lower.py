@@ -25,6 +25,8 @@ WARP = {
 SLOT_SHIFT = 36
 SLOT_SHARED, SLOT_LOCAL, SLOT_PARAM = 1, 2, 3
 CODE_SLICE = 2
+#: Slots of the grid's own memory (cooperative groups), and of the addresses of functions.
+GRID_SLOT, CODE_SLOT = 4, 6
 
 
 class Refused(PtxError):
@@ -411,6 +413,8 @@ class Lowerer:
             "clock_hi": 0,
             "globaltimer_hi": 0,
             "is_explicit_cluster": 0,
+            "envreg1": GRID_SLOT << (SLOT_SHIFT - 32),  # where cooperative groups keep the grid's barrier
+            "envreg2": 0,
         }
         if stem in fixed:
             return str(fixed[stem]), True
@@ -671,10 +675,19 @@ class Lowerer:
         from kb_env.sim.lower_sync import barrier_arguments
 
         assert block.ender is not None
-        arguments = barrier_arguments(self, block.ender, block.targets[0])
+        if "cluster" in block.ender.mods:
+            kind, name = str(int("wait" in block.ender.mods)), "kb_cluster"
+            arguments = [
+                ("ptr", "%w"),
+                ("i32", str(block.targets[0])),
+                ("i32", kind),
+                ("i32", str(self.site("barrier"))),
+            ]
+        else:
+            arguments, name = barrier_arguments(self, block.ender, block.targets[0]), "kb_barrier"
         self.write_back(number)
         self._start_tail(f"b{number}")
-        value = self.runtime("kb_barrier", "i32", arguments)
+        value = self.runtime(name, "i32", arguments)
         self._dispatch(value, f"b{number}.t")
 
 

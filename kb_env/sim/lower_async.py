@@ -75,7 +75,7 @@ def _window(low: Lowerer, op: Op, area: str) -> None:
 
 
 def _barrier_call(low: Lowerer, op: Op, count: str, code: int, state: str | None, space: str) -> None:
-    shared_address(low, op, "shared" if space != "generic" else "generic", "A")
+    shared_address(low, op, space, "A")
     low.spill("B", count, "i32")
     low.runtime(
         "kb_mbarrier", "void",
@@ -88,9 +88,7 @@ def _barrier_call(low: Lowerer, op: Op, count: str, code: int, state: str | None
 def mbarrier(low: Lowerer, instr: Instr) -> None:
     low.vector = True
     verb, operands = instr.mods[0], list(instr.operands)
-    space = (
-        "generic" if space_of(low, instr) == "generic" and "shared::cluster" not in instr.mods else "shared"
-    )
+    space = space_of(low, instr)
     if verb in ("test_wait", "try_wait"):
         _test(low, instr, space)
         return

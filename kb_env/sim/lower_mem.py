@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from kb_env.sim.lower import SLOT_PARAM, SLOT_SHIFT, Lowerer, int_type, rule
+from kb_env.sim.lower import SLOT_PARAM, SLOT_SHARED, SLOT_SHIFT, Lowerer, int_type, rule
 from kb_env.sim.ptx import TYPE_BYTES, Instr, Op
 
 SPACES = {"global": "global", "shared": "shared", "shared::cta": "shared", "local": "local", "const": "const"}
 
 
 def space_of(low: Lowerer, instr: Instr) -> str:
-    """global, shared, local, const, param or generic."""
+    """global, shared, cluster (shared memory of any block of the cluster), local, const, param or generic."""
     for mod in instr.mods:
         if mod in SPACES:
             return SPACES[mod]
         if mod in ("param", "param::entry"):
             return "param"
         if mod == "shared::cluster":
-            return "generic"
+            return "cluster"
     return "generic"
 
 
@@ -27,7 +27,8 @@ def address(low: Lowerer, op: Op, space: str) -> tuple[str, str]:
     width = "i32" if space == "shared" else "i64"
     if base.kind in ("name", "int"):
         number = int(base.value) if base.kind == "int" else low.symbol(str(base.value)) + base.extra
-        number += offset + ((SLOT_PARAM << SLOT_SHIFT) if space == "param" else 0)
+        window = {"param": SLOT_PARAM, "cluster": SLOT_SHARED}.get(space, 0)
+        number += offset + (window << SLOT_SHIFT)
         return low.const(width, number), width
     kind = "u32" if low.base_of(str(base.value)) == "i32" else "u64"
     value = low.bits(base, kind)
@@ -40,6 +41,8 @@ def address(low: Lowerer, op: Op, space: str) -> tuple[str, str]:
         return low.cast("trunc", "i64", value, "i32"), "i32"
     if space != "shared" and kind == "u32":
         value = low.cast("zext", "i32", value, "i64")
+    if space == "cluster":  # an address in the window of shared memory, whole or without its upper half
+        value = low.op2("or", "i64", value, low.const("i64", SLOT_SHARED << SLOT_SHIFT))
     if space == "param":
         value = low.op2("or", "i64", value, low.const("i64", SLOT_PARAM << SLOT_SHIFT))
     return value, width
@@ -55,7 +58,7 @@ def access(low: Lowerer, instr: Instr, verb: str, space: str, op: Op) -> tuple[s
     """Spill the addresses; returns the helper's name and its arguments up to the values."""
     value, base = address(low, op, space)
     low.spill("A", value, base)
-    helper = "const" if space == "param" else space
+    helper = {"param": "const", "cluster": "generic"}.get(space, space)
     return f"kb_{verb}_{helper}", [("ptr", "%w"), ("ptr", "%A"), ("i32", low.active())]
 
 
@@ -74,7 +77,7 @@ def load(low: Lowerer, instr: Instr) -> None:
     name, arguments = access(low, instr, "load", space, source)
     size = TYPE_BYTES[kind]
     shape = size.bit_length() - 1 | count << 8
-    site = low.site("load", space)
+    site = low.site("load", "shared" if space == "cluster" else space)
     low.ordered()
     low.runtime(name, "void", [*arguments, ("ptr", "%V"), ("i32", str(site)), ("i32", str(shape))])
     base = f"i{8 * size}"
@@ -119,12 +122,19 @@ def store(low: Lowerer, instr: Instr) -> None:
         raise low.refuse("vector size")
     for position, part in enumerate(source.value if source.kind == "vec" else (source,)):
         low.spill("V", low.bits(part, f"b{8 * size}"), f"i{8 * size}", position)
-    site = low.site("store", space)
+    site = low.site("store", "shared" if space == "cluster" else space)
     low.ordered()
     low.runtime(
         name, "void",
         [*arguments, ("ptr", "%V"), ("i32", str(site)), ("i32", str(size.bit_length() - 1 | count << 8))],
     )  # fmt: skip
+
+
+@rule("createpolicy")
+def policy(low: Lowerer, instr: Instr) -> None:
+    """Cache policies change nothing here."""
+    low.vector = True
+    low.put(instr.operands[0], low.const("i64", 0), "b64")
 
 
 @rule("prefetch", "prefetchu", "discard", "applypriority")

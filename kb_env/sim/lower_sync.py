@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kb_env.sim.lower import LANES, WARP, Lowerer, rule
+from kb_env.sim.lower import LANES, WARP, Lowerer, int_type, rule
 from kb_env.sim.ptx import Instr, Op
 
 _REDUCE = {"popc": 2, "and": 3, "or": 4}
@@ -10,8 +10,6 @@ _REDUCE = {"popc": 2, "and": 3, "or": 4}
 
 def barrier_arguments(low: Lowerer, instr: Instr, following: int) -> list[tuple[str, str]]:
     """Arguments of kb_barrier for bar.sync, bar.arrive and bar.red (whose result a later instruction fetches)."""
-    if "cluster" in instr.mods:
-        raise low.refuse("clusters")
     operands = list(instr.operands)
     kind, predicate = 0, "0"
     if "arrive" in instr.mods:
@@ -76,6 +74,18 @@ def order(low: Lowerer, instr: Instr) -> None:
 @rule("bar", "barrier")
 def warp_barrier(low: Lowerer, instr: Instr) -> None:
     """bar.warp.sync: lanes of a warp already run together; the mask is not checked."""
+
+
+@rule("mapa")
+def map_to_rank(low: Lowerer, instr: Instr) -> None:
+    """The address of a shared variable in another block of the cluster: its rank + 1 goes to bits 24 and up."""
+    low.vector = True
+    kind = instr.mods[-1]
+    base = int_type(kind)
+    rank = low.resize(low.bits(instr.operands[2], "u32"), "i32", base)
+    rank = low.op2("shl", base, low.op2("add", base, rank, low.const(base, 1)), low.const(base, 24))
+    place = low.op2("and", base, low.bits(instr.operands[1], kind), low.const(base, ~0xFF000000))
+    low.put(instr.operands[0], low.op2("or", base, place, rank), kind)
 
 
 @rule("trap", "brkpt")

@@ -133,7 +133,7 @@ def atomic(low: Lowerer, instr: Instr) -> None:
     low.runtime(
         "kb_atomic", "void",
         [("ptr", "%w"), ("ptr", "%A"), ("i32", low.active()), ("ptr", "%B"), other, out,
-         ("i32", str(low.site("atomic", space))), ("i32", str(code))],
+         ("i32", str(low.site("atomic", "shared" if space == "cluster" else space))), ("i32", str(code))],
     )  # fmt: skip
     for position, part in enumerate(target.value if target.kind == "vec" else (target,)):
         if part.kind != "sink":

@@ -7,6 +7,7 @@ but it decides how long a run takes (up to the budget).
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from kb_env.sim.compiled import (
 )
 from kb_env.sim.counts import LaunchCounts
 from kb_env.sim.findings import FAULTS, Finding, described, from_fault
-from kb_env.sim.lower import SLOT_SHIFT
+from kb_env.sim.lower import GRID_SLOT, SLOT_SHIFT
 from kb_env.sim.ptx import Module, PtxError, Variable, parse
 from kb_env.store import Store
 from kb_env.types import KbError, Status
@@ -36,7 +37,9 @@ from kb_env.types import KbError, Status
 DEFAULT_BUDGET = 2_000_000_000
 #: What the largest GPUs allow a block and a thread, in bytes.
 MAX_SHARED, MAX_LOCAL = 232_448, 524_288
-RESIDENT_BLOCKS = 256
+RESIDENT_BLOCKS, COOPERATIVE_BLOCKS = 256, 4096
+#: Instructions before other warps get their turn where blocks run side by side and may wait for one another.
+WAVE_SLICE = 1024
 
 
 class SimFault(Exception):
@@ -123,6 +126,14 @@ class Machine:
             if isinstance(item, _Loaded):
                 return item.kernel.symbols
         return symbols_of(self.module)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Names of the module's device functions."""
+        for item in self._loaded.values():
+            if isinstance(item, _Loaded):
+                return item.kernel.functions
+        return tuple(name for name, item in self.module.functions.items() if not item.entry)
 
     def compile(self, name: str) -> _Loaded:
         """Code of one kernel, from the store or compiled now.
@@ -230,7 +241,7 @@ class _Session:
         self.address: list[int] = []
         self.buffers: list[np.ndarray] = []
         symbols = machine.symbols
-        self.symbol_addresses = addresses(symbols)
+        self.symbol_addresses = addresses(symbols, machine.functions)
         named = {item.name: i for i, item in enumerate(symbols)}
         for i, item in enumerate(symbols):
             self.slots[FIRST_SLOT + i] = (self._initial(item), item.name, item.space == "global")
@@ -334,6 +345,10 @@ class _Session:
             )
         params = self.parameters(launch, code)
         run.slots[3] = native.Slot(params.ctypes.data, params.nbytes - 64, None, None, 0, None, None)
+        grid_memory = array(512)
+        run.slots[GRID_SLOT] = native.Slot(
+            grid_memory.ctypes.data, grid_memory.nbytes, None, None, 1, None, None
+        )
         if sample is not None:
             run.hot = array(2 * native.HOT_WORDS).ctypes.data
             # Warps take turns at every loop iteration, as on hardware, so that reuse distances mean something.
@@ -357,20 +372,35 @@ class _Session:
             )
         run.budget, run.waves, run.sanitize = budget, self.waves, int(machine.sanitize)
         total = launch.grid[0] * launch.grid[1] * launch.grid[2]
-        picks = pick_blocks(total, sample) if sample is not None and sample < total else []
+        cluster = math.prod(launch.cluster or (1, 1, 1))
+        if cluster > 16 or any(n % k for n, k in zip(launch.grid, launch.cluster or (1, 1, 1), strict=True)):
+            raise SimFault(
+                Status.CRASHED, f"clusters of {launch.cluster} do not divide the grid {launch.grid}"
+            )
+        sampled = sample is not None and sample < total
+        picks = pick_blocks(total // cluster, max(1, (sample or 0) // cluster)) if sampled else []
         chosen = array(len(picks) + 1)
         chosen[: len(picks)] = picks
         run.picks, run.pick_count = chosen.ctypes.data, len(picks)
+        resident = (
+            max(RESIDENT_BLOCKS, min(total, COOPERATIVE_BLOCKS)) if launch.cooperative else RESIDENT_BLOCKS
+        )
+        if launch.cooperative and not picks:
+            run.waves = resident
+        if run.waves:
+            run.slice = WAVE_SLICE
         findings, text = (native.FindingRecord * 64)(), array(1 << 16, np.uint8)
         run.findings, run.finding_room = ctypes.addressof(findings), 64
         run.text, run.text_room = text.ctypes.data, text.nbytes
-        failed = machine.runtime.kb_run(ctypes.addressof(run), RESIDENT_BLOCKS)
+        failed = machine.runtime.kb_run(ctypes.addressof(run), resident)
         machine.text += bytes(text[: run.text_used]).decode("utf-8", "replace")
         machine.lane_accesses += run.lane_accesses
         self._collect(launch, code, run, findings)
         if failed:
             raise self._fault(launch, code, run)
-        return self._counts(launch, code, run, block_counts, sites, bitmaps, len(picks) or total, total)
+        return self._counts(
+            launch, code, run, block_counts, sites, bitmaps, len(picks) * cluster or total, total
+        )
 
     def _collect(self, launch: Launch, code: Kernel, run: native.Run, findings: ctypes.Array) -> None:
         for item in findings[: run.finding_count]:

@@ -6,13 +6,23 @@
 
 enum Space { GENERIC = 0, GLOBAL = 1, SHARED = 2, LOCAL = 3, CONST = 4 };
 
+// The block whose shared memory an offset is in, or null; takes the rank out of the offset.
+Block *shared_owner(Warp *warp, u64 &offset) {
+    u64 rank = offset >> 24;
+    offset &= 0xffffff;
+    if (!rank) return warp->block;
+    Cluster *cluster = warp->block->cluster;
+    return rank <= cluster->size ? cluster->peers[rank - 1] : nullptr;
+}
+
 // Host address of `width` bytes that one lane wants, or a fault.
 u8 *reach(Warp *warp, u64 address, u64 width, u32 lane, u32 site, bool write) {
     u64 slot = address >> SLOT_SHIFT, offset = address & ((1ull << SLOT_SHIFT) - 1);
     Run *run = warp->run;
     if (slot == SLOT_SHARED) {
-        if (offset + width > run->shared_bytes) fault(warp, OUT_OF_BOUNDS, lane, site, address, width);
-        return warp->block->shared + offset;
+        Block *owner = shared_owner(warp, offset);
+        if (!owner || offset + width > run->shared_bytes) fault(warp, OUT_OF_BOUNDS, lane, site, address, width);
+        return owner->shared + offset;
     }
     if (slot == SLOT_LOCAL) {
         if (offset + width > run->local_bytes) fault(warp, OUT_OF_BOUNDS, lane, site, address, width);
@@ -338,6 +348,7 @@ void reach_generic(Warp *warp, const u64 *address, u32 mask, u32 width, u32 site
     for (u32 i = 0; i < LANES; i++) {
         if (!(mask >> i & 1)) continue;
         u64 slot = address[i] >> SLOT_SHIFT;
+        if (slot == SLOT_SHARED && address[i] >> 24 & 0xfff) spaces |= 8;
         spaces |= slot == SLOT_SHARED ? 1 : slot == SLOT_LOCAL ? 2 : 4;
     }
     if (spaces == 4) return reach_global(warp, address, mask, width, site, write, true, out);

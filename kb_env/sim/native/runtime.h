@@ -54,6 +54,7 @@ struct Finding {
 struct Block;
 struct Warp;
 struct Watch;
+struct Cluster;
 struct Shadow;
 struct Clocks;
 typedef u32 (*Kernel)(Warp *);
@@ -108,6 +109,13 @@ struct Block {
     u32 barrier_site[BARRIERS];
     u64 linear;
     Shadow *shadow;
+    Cluster *cluster;
+};
+
+struct Cluster {  // blocks that reach each other's shared memory: addresses hold a rank + 1 from bit 24 on
+    Block *peers[16];
+    u32 size, alive, arrived, phase, idle, pad;
+    u64 number;
 };
 
 struct Warp {
@@ -135,6 +143,7 @@ struct Warp {
     Pending *pending;
     u32 pending_count, pending_room, group_now, group_done[LANES];
     u32 loads;  // requests to global memory so far
+    u32 cluster_phase;  // of the cluster's barrier, when this warp arrived
     Clocks *clocks;     // the sanitizer's, or null
     u8 *local_defined;
 };
@@ -170,6 +179,7 @@ void san_free_block(Block *block);
 void san_arrive(Warp *warp, u32 id);
 void san_leave(Warp *warp, u32 id);
 void san_met(Block *block, u32 id);
+void san_cluster(Warp *warp, bool leaving);
 void san_request(Warp *warp, const u64 *address, u32 mask, u32 size, u32 count, u32 site, const void *values);
 void san_read(Warp *warp, u64 address, u32 width, u32 lane, u32 site, u32 strong);
 void san_write(Warp *warp, u64 address, u32 width, u32 lane, u32 site, u32 strong, const u8 *value);
@@ -179,4 +189,5 @@ void san_sync(Warp *warp, u64 address, bool reads, bool writes, u32 order);
 void san_arriving(Warp *warp, u64 address, u32 width, u32 lane, u32 site);
 void san_arrived(Warp *warp, u64 address, u32 width, u32 lane, u32 site);
 u8 *reach(Warp *warp, u64 address, u64 width, u32 lane, u32 site, bool write);
+Block *shared_owner(Warp *warp, u64 &offset);
 static inline u32 first_lane(u32 mask) { return (u32)__builtin_ctz(mask); }

@@ -176,7 +176,10 @@ static Var *var_at(Watch *watch, u64 key, bool make) {
 }
 
 static u64 key_of(Warp *warp, u64 address) {
-    return address >> SLOT_SHIFT == SLOT_SHARED ? address ^ warp->block->linear << 40 : address;
+    if (address >> SLOT_SHIFT != SLOT_SHARED) return address;
+    u64 offset = address & ((1ull << SLOT_SHIFT) - 1);
+    Block *owner = shared_owner(warp, offset);
+    return offset | (u64)SLOT_SHARED << SLOT_SHIFT | (owner ? owner->linear + 1 : 0) << 40;
 }
 
 static void remember(Warp *warp, u32 scope) {
@@ -234,7 +237,9 @@ static bool place_of(Warp *warp, u64 address, u32 lane, Place &out) {
     Run *run = warp->run;
     out.offset = offset;
     if (slot == SLOT_SHARED) {
-        out.cells = warp->block->shadow->cells, out.defined = warp->block->shadow->defined, out.host = warp->block->shared;
+        Block *owner = shared_owner(warp, out.offset);
+        if (!owner) return false;
+        out.cells = owner->shadow->cells, out.defined = owner->shadow->defined, out.host = owner->shared;
         return true;
     }
     if (slot == SLOT_LOCAL) {
@@ -361,6 +366,12 @@ void san_atomic(Warp *warp, u64 address, u32 width, u32 lane, u32 site, bool fet
     if (!place_of(warp, address, lane, at)) return;
     san_read(warp, address, width, lane, site, STRONG);
     san_write(warp, address, width, lane, site, STRONG, nullptr);
+}
+
+// The barrier of a cluster: arriving publishes, leaving takes over.
+void san_cluster(Warp *warp, bool leaving) {
+    u64 address = 5ull << SLOT_SHIFT | warp->block->cluster->number << 8;
+    san_sync(warp, address, leaving, !leaving, RELEASE);
 }
 
 void san_arrive(Warp *warp, u32 id) {

@@ -4,7 +4,9 @@
 
 #include "runtime.h"
 
+enum { CLUSTER_BARRIER = 16 };
 enum { RETURN_DONE = 0, RETURN_BARRIER = 1, RETURN_SLICE = 2 };
+static const u32 IDLE_TURNS = 1 << 12;
 static const u64 SLICE = 1 << 17;  // warp instructions before other warps get their turn
 
 static_assert(offsetof(Warp, mask) == 48 && offsetof(Warp, pc) == 64 && offsetof(Warp, at_barrier) == 192, "layout");
@@ -123,6 +125,27 @@ u32 kb_barrier(Warp *warp, u32 pc, u32 id, u32 threads, u32 kind, u32 predicate,
     return choose(warp);
 }
 
+// The cluster's barrier: kind 0 arrive, 1 wait for the phase in which this warp arrived.
+u32 kb_cluster(Warp *warp, u32 pc, u32 kind, u32 site) {
+    Cluster *cluster = warp->block->cluster;
+    u32 mask = warp->mask;
+    park(warp, mask, pc);
+    if (mask != warp->live) finding(warp, DIVERGENT_BARRIER, first_lane(mask), site);
+    if (kind == 0) {
+        cluster->arrived += (u32)__builtin_popcount(mask), warp->cluster_phase = cluster->phase;
+        if (warp->clocks) san_cluster(warp, false);
+        warp->run->barriers++;
+    } else if (cluster->phase == warp->cluster_phase) {
+        warp->at_barrier |= mask;
+        for (u32 i = 0; i < LANES; i++)
+            if (mask >> i & 1) warp->barrier_of[i] = CLUSTER_BARRIER;
+        warp->block->barrier_site[CLUSTER_BARRIER] = site;
+    } else if (warp->clocks) {
+        san_cluster(warp, true);
+    }
+    return choose(warp);
+}
+
 // At the end of a slice: the running lanes stop at pc.
 void kb_slice(Warp *warp, u32 pc) { park(warp, warp->mask, pc); }
 }
@@ -201,6 +224,29 @@ static void start_block(Run *run, Block *block, u64 linear) {
     if (block->shadow) san_start_block(run, block);
 }
 
+// Ends the phase of the cluster's barrier if all its threads have arrived, and lets this block's warps go.
+static bool release_cluster(Block *block) {
+    Cluster *cluster = block->cluster;
+    bool any = false;
+    if (cluster->arrived) {
+        u32 live = 0;
+        for (u32 r = 0; r < cluster->size; r++)
+            for (u32 i = 0; cluster->peers[r] && i < cluster->peers[r]->warp_count; i++)
+                live += (u32)__builtin_popcount(cluster->peers[r]->warps[i]->live);
+        if (cluster->arrived >= live) cluster->arrived = 0, cluster->phase++, any = true;
+    }
+    for (u32 i = 0; i < block->warp_count; i++) {
+        Warp *warp = block->warps[i];
+        u32 here = 0;
+        for (u32 lane = 0; warp->at_barrier && lane < LANES; lane++)
+            here |= (u32)((warp->at_barrier >> lane & 1) && warp->barrier_of[lane] == CLUSTER_BARRIER) << lane;
+        if (!here || warp->cluster_phase == cluster->phase) continue;
+        warp->at_barrier &= ~here, any = true;
+        if (warp->clocks) san_cluster(warp, true);
+    }
+    return any;
+}
+
 // Lets the barriers go whose threads have all arrived. Exited warps count as arrived. Returns whether any did.
 static bool release(Run *run, Block *block) {
     u32 threads = run->block[0] * run->block[1] * run->block[2], exited = 0;
@@ -240,7 +286,8 @@ static bool release(Run *run, Block *block) {
     fault(warp, BUDGET, lane, ~0u, warp->pc[lane], 0);
 }
 
-// Gives every warp of the block one turn. Returns 0 when all are done, 1 if some moved on, 2 if none can.
+// Gives every warp of the block one turn. Returns 0 when all are done, 1 if some moved on, 2 if all wait
+// for the cluster.
 static u32 turn(Run *run, Block *block) {
     bool moved = false, alive = false;
     for (u32 i = 0; i < block->warp_count; i++) {
@@ -259,6 +306,9 @@ static u32 turn(Run *run, Block *block) {
     }
     if (!alive) return 0;
     if (release(run, block)) moved = true;
+    if (release_cluster(block)) moved = true;
+    if (moved) block->cluster->idle = 0;
+    if (!moved && block->cluster->size > 1 && ++block->cluster->idle < IDLE_TURNS) return 2;  // others of the cluster may move
     if (!moved) {
         for (u32 i = 0; i < block->warp_count; i++)
             if (block->warps[i]->live) {
@@ -276,14 +326,33 @@ struct Active {  // blocks that have started, and finished ones to use again
     u64 next;
 };
 
+static u32 cluster_size(const Run *run) { return run->cluster[0] * run->cluster[1] * run->cluster[2]; }
+
+// Starts the blocks of the next cluster (one block, mostly).
 static void begin(Run *run, Active *state) {
-    Block *block = state->spare_count ? state->spare[--state->spare_count] : new_block(run);
-    state->active[state->active_count++] = block;
-    start_block(run, block, run->pick_count ? run->picks[state->next] : state->next);
+    u64 number = run->pick_count ? run->picks[state->next] : state->next, first[3], clusters[2];
+    Cluster *cluster = (Cluster *)calloc(1, sizeof(Cluster));
+    cluster->size = cluster->alive = cluster_size(run), cluster->number = number;
+    for (u32 d = 0; d < 2; d++) clusters[d] = run->grid[d] / run->cluster[d];
+    first[0] = number % clusters[0] * run->cluster[0], first[1] = number / clusters[0] % clusters[1] * run->cluster[1];
+    first[2] = number / clusters[0] / clusters[1] * run->cluster[2];
+    for (u32 r = 0; r < cluster->size; r++) {
+        Block *block = state->spare_count ? state->spare[--state->spare_count] : new_block(run);
+        state->active[state->active_count++] = block;
+        u64 x = first[0] + r % run->cluster[0], y = first[1] + r / run->cluster[0] % run->cluster[1];
+        u64 z = first[2] + r / run->cluster[0] / run->cluster[1];
+        block->cluster = cluster, cluster->peers[r] = block;
+        start_block(run, block, (z * run->grid[1] + y) * run->grid[0] + x);
+    }
     state->next++;
 }
 
 static void finish(Active *state, u32 i) {
+    Cluster *cluster = state->active[i]->cluster;
+    for (u32 r = 0; r < cluster->size; r++)
+        if (cluster->peers[r] == state->active[i]) cluster->peers[r] = nullptr;
+    if (!--cluster->alive) free(cluster);
+    state->active[i]->cluster = nullptr;
     state->spare[state->spare_count++] = state->active[i];
     for (u32 j = i + 1; j < state->active_count; j++) state->active[j - 1] = state->active[j];
     state->active_count--;
@@ -291,7 +360,7 @@ static void finish(Active *state, u32 i) {
 
 // Blocks side by side, as on a GPU: as many as there is room for have started, and the last of them has its turn first.
 static void run_waves(Run *run, Active *state, u32 resident) {
-    u64 count = (u64)run->grid[0] * run->grid[1] * run->grid[2], room = run->waves < resident ? run->waves : resident;
+    u64 count = (u64)run->grid[0] * run->grid[1] * run->grid[2] / cluster_size(run), room = run->waves < resident ? run->waves : resident;
     while (state->active_count || state->next < count) {
         while (state->next < count && state->active_count < room) begin(run, state);
         for (u32 i = state->active_count; i-- > 0;)
@@ -300,7 +369,7 @@ static void run_waves(Run *run, Active *state, u32 resident) {
 }
 
 static void run_blocks(Run *run, Active *state, u32 resident) {
-    u64 total = (u64)run->grid[0] * run->grid[1] * run->grid[2];
+    u64 total = (u64)run->grid[0] * run->grid[1] * run->grid[2] / cluster_size(run);
     u64 count = run->pick_count ? run->pick_count : total, rounds = run->rounds ? run->rounds : 64;
     while (state->active_count || state->next < count) {
         // A block runs until it is done or has been turned over often; then the next ones join it.
@@ -309,7 +378,7 @@ static void run_blocks(Run *run, Active *state, u32 resident) {
         }
         for (u32 i = 0; i < state->active_count;) {
             u32 answer = 1;
-            for (u64 round = 0; answer && round < rounds; round++) answer = turn(run, state->active[i]);
+            for (u64 round = 0; answer == 1 && round < rounds; round++) answer = turn(run, state->active[i]);
             if (answer) {
                 i++;
                 continue;
@@ -323,8 +392,8 @@ static void run_blocks(Run *run, Active *state, u32 resident) {
 // `resident` of them, so that blocks may wait for one another. Returns 0, or 1 with run->fault filled.
 extern "C" u32 kb_run(Run *run, u32 resident) {
     Active *state = (Active *)calloc(1, sizeof(Active));
-    state->active = (Block **)calloc(resident + 1, sizeof(Block *));
-    state->spare = (Block **)calloc(resident + 1, sizeof(Block *));
+    state->active = (Block **)calloc(resident + 16, sizeof(Block *));
+    state->spare = (Block **)calloc(resident + 16, sizeof(Block *));
     if (run->sanitize) san_start(run);
     u32 failed = (u32)(setjmp(run->escape) != 0);
     if (!failed && run->waves && !run->pick_count)
