@@ -1,6 +1,6 @@
 """Faults at cluster scale: kill evaluators, nodes and drivers at random moments, resume, compare bit by bit.
 
-    python -m experiments.bench_chaos --expected runs/undisturbed --backend replay:FILE --rounds 20
+    kb bench chaos --expected runs/undisturbed --backend replay:FILE --rounds 20
 
 A Ray cluster of several nodes with fake GPUs runs on this machine. In each round ``kb compare`` plays
 the plan of the undisturbed run folder into a fresh one, while an evaluator, a whole node and the

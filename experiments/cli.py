@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "what episodes with a language model cost, by part of the prompt",
     ),
     "bench sim": ("experiments.bench_sim", "the simulator's model against measured times"),
+    "bench chaos": ("experiments.bench_chaos", "kill what plays a plan, resume, compare bit by bit"),
     "bench rollouts": ("experiments.bench_rollouts", "what Ray costs, how rollouts scale"),
     "bench memory": ("experiments.bench_memory", "recall and latency of the episodic memory"),
     "bench memory-faults": (
