@@ -275,13 +275,16 @@ def crowd(folder: Path, seconds: float) -> Report:
         )
         for work, start in works
     ]
+    known: set[int] = set()
+    for process in processes:
+        assert process.stdout is not None
+        known.add(int(process.stdout.readline()))
     until, memory = time.monotonic() + seconds, Memory(home)
     while time.monotonic() < until:
         memory.refresh()
         report.trials += 1
         for item in memory.recall(place(report.trials), 5):
             report.wrong += item.record.id != entries(int(item.record.time))[1].id
-    known: set[int] = set()
     for process in processes:
         report.crashed += process.poll() is not None
         process.kill()
