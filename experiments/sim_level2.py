@@ -19,6 +19,7 @@ import tyro
 
 from kb_env.build import build
 from kb_env.device_answers import answers_for
+from kb_env.plan import check_plan
 from kb_env.record import record
 from kb_env.sim.client import Client, Failure
 from kb_env.sim.compiled import compile_kernel, keep
@@ -106,20 +107,28 @@ def needed(text: str, wanted: str) -> list[str]:
     known = {
         re.split(r"[={]", m.group(1))[0].split()[-1]: m for m in reversed(list(_CONSTANT.finditer(text)))
     }
-    chosen: dict[str, re.Match[str]] = {}
+    chosen: dict[str, tuple[int, str]] = {}
     left = re.findall(r"[A-Za-z_]\w*", wanted)
     while left:
         name = left.pop()
-        if name in known and name not in chosen:
-            chosen[name] = known[name]
-            left += re.findall(r"[A-Za-z_]\w*", known[name].group(1))
-    return [match.group(1) for match in sorted(chosen.values(), key=lambda match: match.start())]
+        if name not in known or name in chosen:
+            continue
+        line = known[name].group(1)
+        head, value = re.match(r"([^={]*)(.*)", line, re.S).groups()  # type: ignore[union-attr]
+        if (
+            re.search(r"torch|->|\.\w+\(|register_", value) or "," in head
+        ):  # it comes from a tensor: any small number
+            kind = "float" if re.search(r"float|double", head) else "int"
+            line = f"{kind} {name} = {'0.5f' if kind == 'float' else '8'}"
+        chosen[name] = (known[name].start(), line)
+        left += re.findall(r"[A-Za-z_]\w*", line)
+    return [line for _, line in sorted(chosen.values())]
 
 
-def task_of(name: str, pointers: int) -> Task:
+def task_of(name: str, pointers: int, elements: int) -> Task:
     """A stand-in task with so many buffers, for the record step."""
     arguments = tuple(
-        Argument(f"kb_{k}", "input" if k else "output", "int16", (ELEMENTS,)) for k in range(pointers)
+        Argument(f"kb_{k}", "input" if k else "output", "int16", (elements,)) for k in range(pointers)
     )
     case = Case("only", {})
     return Task(
@@ -129,6 +138,12 @@ def task_of(name: str, pointers: int) -> Task:
 
 
 def run_one(folder: Path, client: Client, store: Path) -> Row:
+    """One problem, again with larger buffers if it needs them."""
+    row = attempt(folder, client, store, ELEMENTS)
+    return attempt(folder, client, store, 8 * ELEMENTS) if "out of bounds" in row.message else row
+
+
+def attempt(folder: Path, client: Client, store: Path, elements: int) -> Row:
     """Build, record, compile and run one problem."""
     name = folder.name
     try:
@@ -141,11 +156,15 @@ def run_one(folder: Path, client: Client, store: Path) -> Row:
         return Row(
             name, "nvcc", next((line for line in built.result.log.splitlines() if "error" in line), "")[:300]
         )
-    task = task_of(name, pointers)
+    task = task_of(name, pointers, elements)
     recording = record(task, built, answers_for("sm_90a"), task.check, store)
     if recording.fault is not None:
         return Row(name, "record", recording.fault.message[:300])
     plan = recording.plans["only"]
+    try:
+        check_plan(plan, task.workspace_bytes)
+    except KbError as error:
+        return Row(name, "record", f"out of bounds: {error}")
     started = time.process_time()
     kernels = list(dict.fromkeys(launch.kernel for launch in plan.launches))
     try:
