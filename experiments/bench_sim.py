@@ -12,7 +12,7 @@ The measured side is a JSON file:
 
 ``file`` (a path, relative to the JSON file) or ``sha256`` (of a program of the corpus, see
 sim_corpus.py) may stand in place of ``text``; ``part`` says whether the model was calibrated on the
-program or it was held out. Without such a file the
+program or it was held out; ``cases`` may give the sizes by task and bench case. Without such a file the
 built-in tasks' own programs are modelled and nothing is compared. Every modelled figure is called so.
 """
 
@@ -25,7 +25,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from experiments.sim_counters import Pair, pairs, report
 from kb_env.sim.evaluator import SimEvaluator
 from kb_env.store import default_store
 from kb_env.task import builtin_names, load_task, solutions
-from kb_env.types import Fault, KbError, Program, Status, Task
+from kb_env.types import Case, Fault, KbError, Program, Status, Task
 
 #: The last stored comparison, printed by ``--stored``.
 STORED = Path(__file__).parent / "stored" / "bench_sim.json"
@@ -243,6 +243,15 @@ def _item(item: Mapping[str, Any], folder: Path, corpus: Mapping[str, str]) -> I
     return Item(str(item["task"]), str(item["name"]), str(text), part, times, halves)
 
 
+def measured_task(name: str, file: Path | None) -> Task:
+    """The task, with the bench cases' sizes that ``file`` was measured at, where it says so."""
+    task = load_task(name)
+    cases = {} if file is None else json.loads(file.read_text(encoding="utf-8")).get("cases", {})
+    if name not in cases:
+        return task
+    return replace(task, bench=tuple(Case(case, dict(sizes)) for case, sizes in cases[name].items()))
+
+
 def programs(args: Args) -> tuple[str, list[Item]]:
     """The GPU to model and what to model on it."""
     file = args.calibrate or args.measured
@@ -291,7 +300,8 @@ def main(args: Args) -> int:
     if args.counters:
         return counters(args)
     device, chosen = programs(args)
-    tasks = {name: load_task(name) for name in dict.fromkeys(item.task for item in chosen)}
+    file = args.calibrate or args.measured
+    tasks = {name: measured_task(name, file) for name in dict.fromkeys(item.task for item in chosen)}
     rows = []
     print(f"{'task':<28} {'program':<24} {'modelled':>10} {'measured':>10} {'ratio':>6} (us on {device})")
     with SimEvaluator(device, args.store or default_store()) as evaluator:
@@ -335,7 +345,9 @@ def counters(args: Args) -> int:
             item = texts.get((row["task"], row["name"]))
             if item is None:
                 continue
-            results = evaluator.modelled(load_task(item.task), Program(item.task, item.text))
+            results = evaluator.modelled(
+                measured_task(item.task, args.measured), Program(item.task, item.text)
+            )
             if not isinstance(results, Fault):
                 where = f"{item.task}/{item.name}"
                 found += pairs(evaluator.model, where, results[0], row["launches"])

@@ -78,6 +78,7 @@ class Measured:
     """What was measured so far; its fields are the file's."""
 
     device: str
+    cases: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     programs: list[dict[str, Any]] = field(default_factory=list)
     counters: list[dict[str, Any]] = field(default_factory=list)
     micro: dict[str, float] = field(default_factory=dict)
@@ -95,6 +96,7 @@ def main(args: Args) -> int:
     with ThreadPoolExecutor(BUILDERS) as pool:
         with GpuEvaluator(args.index, store) as gpu:
             found = Measured(gpu.facts.name)
+            found.cases = {n: {c.name: dict(c.sizes) for c in t.bench} for n, t in tasks.items()}
             waiting = [
                 (entry, pool.submit(gpu.prepare, tasks[entry.task], program(entry))) for entry in entries
             ]
