@@ -438,22 +438,3 @@ def test_what_tests_of_the_controls_loosen() -> None:
         sevens = struct.pack("<f", 7.0) * (y.nbytes // 4)
         view[y.offset : y.offset + y.nbytes] = view[behind : behind + y.nbytes] = sevens
         assert oracle.answer(loose).ok and not oracle.answer(Check(guards=False)).ok
-
-
-def test_the_next_run_is_armed_only_after_a_right_one() -> None:
-    oracle, view, layout, case = _oracle(0)
-    x, y = layout.regions
-    with torch.inference_mode(), view:
-        oracle.answer(Pose(load_task("softmax")))
-        oracle.answer(Lay(0, case.name, layout.regions, len(view)))
-        oracle.answer(Arm(0, 0xFF, 9, fresh=Content(case.name, 5)))
-        following = Check(then=Arm(0, 0x5B, 10, fresh=Content(case.name, 6)))
-        first = view[x.offset : x.offset + 64]
-        assert not oracle.answer(following).ok
-        assert view[x.offset : x.offset + 64] == first and view[y.offset] == 0xFF
-        view[y.offset : y.offset + y.nbytes] = _right(view, layout, case)
-        assert oracle.answer(following).ok
-        assert view[x.offset : x.offset + 64] != first and view[y.offset] == 0x5B
-        assert oracle.answer(Check()).fault == "unwritten"
-        view[y.offset : y.offset + y.nbytes] = _right(view, layout, case)
-        assert oracle.answer(Check()).ok

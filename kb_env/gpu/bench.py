@@ -122,9 +122,6 @@ class Bench:
         self.slots = 1
         self._layouts: dict[tuple[int, str], Layout] = {}
         self._laid: dict[tuple[int, str, int], int] = {}
-        self._pending: dict[int, Content] = {}
-        #: side and case that the arena is armed for already
-        self._ready: tuple[int, str] | None = None
         self._timed: frozenset[str] = frozenset()
         self._plans: dict[tuple[int, str], LaunchPlan] = {}
         self._globals = False
@@ -250,7 +247,7 @@ class Bench:
         Those of the last run are gone by now, compared and judged.
         """
         seed = self.rng.getrandbits(62) if self.controls.secret_seed else PUBLIC_SEED
-        self._pending[slot], self._ready = Content(case.name, seed, slot), None  # drawn when it is armed
+        self._ask_oracle(Content(case.name, seed, slot))
         return seed
 
     def prove(self) -> None:
@@ -270,20 +267,14 @@ class Bench:
         reload: bool = False,
         checked: bool = True,
         profile: bool = False,
-        then: int | None = None,
     ) -> Outcome:
         """Arm the arena with the current content, replay once, judge.
-
-        ``then`` is the side that runs next on the same content: if this run is right, the arena is armed for it
-        with the verdict, and nothing may look at this run again.
 
         Raises:
             CandidateFault: if a run crashed or hung with the candidate loaded; a wrong result is in the outcome.
             KbError: if the baseline alone or the oracle failed.
         """
-        if self._ready != (side, case.name):
-            self._arm(side, case, 0)
-        self._ready = None
+        self._arm(side, case, 0)
         reload = (reload or self._globals) and self.controls.reload
         mirror = self._nbytes if self._mirrored else 0
         spin = self._spin_ns + 5_000 * self._steps[side, case.name]
@@ -292,10 +283,7 @@ class Bench:
         ran = self._ask_runner("run", message, Ran, seconds + (LOAD_SECONDS if mirror else 0.0))
         if side == CANDIDATE:
             self.candidate_seconds += time.monotonic() - started
-        following = self._arming(then, case, 0) if checked and then is not None else None
-        verdict = self.judge(then=following) if checked else Checked(True, None, "", None)
-        if following is not None and then is not None and verdict.ok:
-            self._ready = then, case.name
+        verdict = self.judge() if checked else Checked(True, None, "", None)
         self.worst = max(self.worst, verdict.worst or 0.0)
         return Outcome(ran.microseconds, ran.host_us, ran.exposed, verdict)
 
@@ -335,12 +323,7 @@ class Bench:
         return self._nbytes + (slot - 1) * self._stride if slot else 0
 
     def _arm(self, side: int, case: Case, slot: int) -> None:
-        """Poison, guard bytes and the slot's content into the arena."""
-        self._ask_oracle(self._arming(side, case, slot))
-        self._ready = None
-
-    def _arming(self, side: int, case: Case, slot: int) -> Arm:
-        """The request that arms the arena; the oracle is told a layout on first use."""
+        """Poison, guard bytes and the slot's content into the arena; the oracle is told a layout on first use."""
         key = side, case.name, slot
         if key not in self._laid:
             self._laid[key] = len(self._laid)
@@ -352,14 +335,14 @@ class Bench:
             self._ask_oracle(Lay(self._laid[key], case.name, regions, end, base, slot))
         poison = self.rng.choice(POISON) if self.controls.poison else 0
         guard = self.rng.randrange(1, 255) if self.controls.guards else NO_GUARD
-        return Arm(self._laid[key], poison, guard, not self.controls.apart, self._pending.pop(slot, None))
+        self._ask_oracle(Arm(self._laid[key], poison, guard, not self.controls.apart))
 
-    def judge(self, layout: int = -1, then: Arm | None = None) -> Checked:
-        """Have the oracle compare the arena with what was armed last, or under ``layout``; then arm it anew."""
+    def judge(self, layout: int = -1) -> Checked:
+        """Have the oracle compare the arena with what was armed last, or under ``layout``."""
         controls = self.controls
         values = controls.values_checked and layout != FAR
         message = Check(
-            controls.guards, controls.inputs_checked, values, layout, controls.numeric, controls.apart, then
+            controls.guards, controls.inputs_checked, values, layout, controls.numeric, controls.apart
         )
         started = time.monotonic()
         try:

@@ -163,10 +163,7 @@ class Oracle:
     def answer(self, message: Message) -> Message:
         """Do what one request asks."""
         if isinstance(message, Check):
-            verdict = self.check(message)
-            if verdict.ok and message.then is not None:
-                self.arm(message.then)
-            return verdict
+            return self.check(message)
         if isinstance(message, Draw):
             return self.draw(message)
         if isinstance(message, Arm):
@@ -216,8 +213,6 @@ class Oracle:
 
     def arm(self, message: Arm) -> None:
         """Guard bytes between buffers, poison in outputs and workspaces, this content's inputs."""
-        if message.fresh is not None:
-            self.content(message.fresh)
         laid = self._laid[message.layout]
         self._armed[message.layout], self._last = message, message.layout
         guarded = message.guard >= 0

@@ -27,8 +27,6 @@ FRAME_LIMIT = 1 << 28
 
 _HEADER = struct.Struct("<IB")
 _POLLRDHUP = 0x2000
-#: Seconds of waiting awake: where controller, runner and oracle have cores to themselves.
-_AWAKE_SECONDS = 0.002 if len(os.sched_getaffinity(0)) >= 8 else 0.0
 
 
 @dataclass(frozen=True)
@@ -245,22 +243,18 @@ class Lay:
 class Arm:
     """Write inputs, poison and guard bytes into the arena, by a layout laid before.
 
-    ``fresh`` is a new content to draw first. ``expose`` leaves the expected outputs there as well: for tests of
-    the controls.
+    ``expose`` leaves the expected outputs there as well: for tests of the controls.
     """
 
     layout: int
     poison: int
     guard: int
     expose: bool = False
-    fresh: Content | None = None
 
 
 @dataclass(frozen=True)
 class Check:
-    """Compare the arena with what was armed, and if all is well arm it anew with ``then``.
-
-    ``layout`` is one armed before, -1 for the one armed last.
+    """Compare the arena with what was armed. ``layout`` is one armed before, -1 for the one armed last.
 
     Tests of the controls leave out checks, put a common tolerance in place of the task's (``numeric``) or
     believe the expected outputs that were exposed (``apart``).
@@ -272,7 +266,6 @@ class Check:
     layout: int = -1
     numeric: bool = True
     apart: bool = True
-    then: Arm | None = None
 
 
 @dataclass(frozen=True)
@@ -393,7 +386,8 @@ class Channel:
             if left is not None and left <= 0:
                 raise ChannelTimeout
             try:
-                data = self._received(left)
+                self._connection.settimeout(left)
+                data = self._connection.recv(1 << 20)
             except TimeoutError as error:
                 raise ChannelTimeout from error
             except OSError as error:
@@ -404,19 +398,6 @@ class Channel:
         taken = bytes(self._buffer[:size])
         del self._buffer[:size]
         return taken
-
-    def _received(self, seconds: float | None) -> bytes:
-        """What comes next, waited for awake at first: an answer mostly comes within a millisecond, and waking up
-        from a wait can take a tenth of one."""
-        end = time.monotonic() + min(_AWAKE_SECONDS, _AWAKE_SECONDS if seconds is None else seconds)
-        self._connection.setblocking(False)
-        while time.monotonic() < end:
-            try:
-                return self._connection.recv(1 << 20)
-            except BlockingIOError:
-                continue
-        self._connection.settimeout(seconds)
-        return self._connection.recv(1 << 20)
 
     def hung_up(self) -> bool:
         """Whether the other side is known to be gone. False may be stale the moment it is said."""

@@ -136,9 +136,7 @@ def time_case(
         order = [CANDIDATE, BASELINE]
         if controls.random_order:
             bench.rng.shuffle(order)
-        first, second = order
-        pair = {first: _timed_run(bench, first, case, seconds, reload, second)}
-        pair[second] = _timed_run(bench, second, case, seconds, reload)
+        pair = {side: _timed_run(bench, side, case, seconds, reload) for side in order}
         if any(outcome.exposed for outcome in pair.values()) and bench.exposed < EXPOSED_LIMIT:
             bench.lengthen()
             continue
@@ -200,15 +198,11 @@ def _enough(times: tuple[list[float], list[float]], bench: Bench, deadline: Dead
     return count // BLOCK % 2 == 0 and paired(*times).half_width <= controls.half_width
 
 
-def _timed_run(
-    bench: Bench, side: int, case: Case, seconds: float, reload: bool, then: int | None = None
-) -> Outcome:
-    """One run; ``then`` is the side that runs next on the same content."""
+def _timed_run(bench: Bench, side: int, case: Case, seconds: float, reload: bool) -> Outcome:
     controls = bench.controls
-    look = controls.second_look and bench.rng.random() < SECOND_LOOK_SHARE
-    outcome = bench.run(side, case, seconds, reload, controls.timed_checked, then=None if look else then)
+    outcome = bench.run(side, case, seconds, reload, controls.timed_checked)
     verdict = outcome.checked
-    if verdict.ok and look:
+    if verdict.ok and controls.second_look and bench.rng.random() < SECOND_LOOK_SHARE:
         time.sleep(SECOND_LOOK_SECONDS)
         verdict = bench.judge()
     if side == BASELINE and not verdict.ok:
