@@ -13,12 +13,13 @@ import torch
 import kb_env.gpu.verdicts as verdicts
 from kb_env.numerics import Expected
 from kb_env.plan import PLAN_SCHEMA, Buffer, Launch, LaunchPlan, Pointer
+from kb_env.sim.compiled import FIRST_SLOT
 from kb_env.sim.lower import SLOT_SHIFT
-from kb_env.sim.machine import _FIRST_SLOT, Machine
+from kb_env.sim.machine import Machine
 
 PTX = (Path(verdicts.__file__).parent / "verdicts.ptx").read_text()
 #: Where the simulator puts the first buffer of a plan.
-BASE = _FIRST_SLOT << SLOT_SHIFT
+BASE = FIRST_SLOT << SLOT_SHIFT
 
 
 @pytest.fixture(scope="module")
