@@ -80,7 +80,8 @@ def main(args: Args) -> int:
         for row in measure(name, args.programs):
             rows.append(row)
             kind = "cached" if row.cached else "cold"
-            print(f"{row.task:28s} {row.program:22s} {kind:6s} {row.status:10s} wall {row.wall:7.3f} cpu {row.cpu:6.3f} {row.phases}", flush=True)  # fmt: skip
+            times = f"wall {row.wall:7.3f} cpu {row.cpu:6.3f} {row.phases}"
+            print(f"{row.task:28s} {row.program:22s} {kind:6s} {row.status:10s} {times}", flush=True)
     for cached in (False, True):
         mine = [row for row in rows if row.cached == cached]
         wall, cpu = (statistics.median(getattr(row, key) for row in mine) for key in ("wall", "cpu"))
