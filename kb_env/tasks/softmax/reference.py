@@ -29,7 +29,7 @@ def magnitude(inputs, sizes):
 
 
 def growth(sizes):
-    """Length of the reduction behind one output element."""
+    """Length of the sum that every element is divided by: its relative error is all of the element's."""
     return sizes["cols"]
 
 
