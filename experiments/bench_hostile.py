@@ -1,6 +1,6 @@
 """Broken and hostile input through a whole environment: each a clear status, and nothing left behind.
 
-    python -m experiments.bench_hostile [--only NAME,NAME]
+    kb bench hostile --only launcher kernel
 
 Plays every case as a step of one episode on the simulator (times are modelled), with an honest step
 after each. Prints a line a case: name, status, seconds, first line of the feedback. Exit code 1 if a status is
@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import tyro
 
 from kb_env.edits import format_edit
 from kb_env.env import CudaEnv
@@ -213,9 +215,16 @@ def sweep(chosen: list[Hostile], folder: Path) -> list[str]:
     return wrong
 
 
-def main() -> int:
-    only = sys.argv[2].split(",") if len(sys.argv) > 2 and sys.argv[1] == "--only" else None
-    chosen = [case for case in cases() if only is None or any(word in case.name for word in only)]
+@dataclass(frozen=True)
+class Args:
+    """Broken and hostile input through a whole environment, on the simulator."""
+
+    only: tuple[str, ...] = ()
+    """cases whose name holds one of these words (default: all)"""
+
+
+def main(args: Args) -> int:
+    chosen = [case for case in cases() if not args.only or any(word in case.name for word in args.only)]
     with tempfile.TemporaryDirectory() as name:
         wrong = sweep(chosen, Path(name))
     print(f"{len(chosen)} cases, {len(wrong)} wrong")
@@ -225,4 +234,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(tyro.cli(Args)))

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kb_env.backends import gpu_obstacle
 from kb_env.evaluators import Prepared, Purpose
 from kb_env.gpu.beside import LibraryBaselines
 from kb_env.gpu.evaluator import GpuEvaluator
@@ -74,6 +75,9 @@ class Row:
 def main(args: Args) -> int:
     """Measure all tasks; writes after each task, so that a broken run keeps what it has."""
     tasks = [load_task(name) for name in args.tasks or builtin_names()]
+    obstacle = gpu_obstacle()
+    if obstacle is not None:
+        raise KbError(f"times of tasks are measured, which needs a GPU: {obstacle}")
     rows = []
     with GpuEvaluator(args.index, args.store) as gpu, ThreadPoolExecutor(args.builders) as pool:
         waiting = {task.name: _prepare_all(gpu, task, pool) for task in tasks}

@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "experiments.bench_leaks",
         "what a thousand evaluations with hangs and crashes leave behind",
     ),
+    "bench hostile": ("experiments.bench_hostile", "broken and hostile input: clear statuses, nothing left"),
     "bench redteam": ("experiments.bench_redteam", "exploits accepted and honest programs refused"),
 }
 

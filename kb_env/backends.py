@@ -53,9 +53,12 @@ def make_evaluator(
 
         evaluator = SimEvaluator(device=rest or str(device or "H200"), store=folder)
     else:
+        index, obstacle = _index(rest or device), gpu_obstacle()
+        if obstacle is not None:
+            raise KbError(f"no GPU can be used: {obstacle}; --backend sim models one")
         from kb_env.gpu.evaluator import GpuEvaluator
 
-        evaluator = GpuEvaluator(index=_index(rest or device), store=folder, counters=counters)
+        evaluator = GpuEvaluator(index=index, store=folder, counters=counters)
     if record is not None:
         from kb_env.replay import Recorder
 

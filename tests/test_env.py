@@ -472,6 +472,9 @@ def test_backends_are_chosen_and_explained() -> None:
     ):
         with pytest.raises(KbError, match=words):
             make_evaluator(**arguments)
+    if obstacle is not None:
+        with pytest.raises(KbError, match=r"no GPU can be used: .*--backend sim"):
+            make_evaluator("gpu")
     assert make_evaluator("sim:A100").device == "A100"
 
 
