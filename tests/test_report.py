@@ -49,7 +49,9 @@ def test_the_report_says_what_failed_and_why(run: Path) -> None:
     rows = json.loads((run / "summary.json").read_text())["endings"]
     found = {(row["policy"], row["status"]): (row["steps"], row["reasons"]) for row in rows}
     assert found["a<b>", "TIMED"] == (6, "") and found["a<b>", "BAD_EDIT"][0] == 2
-    assert found["a<b>", "BAD_EDIT"][1].startswith("2 x BAD_EDIT: the action is not plain text: character U+#B")
+    assert found["a<b>", "BAD_EDIT"][1].startswith(
+        "2 x BAD_EDIT: the action is not plain text: character U+#B"
+    )
     assert "How steps ended" in (run / "report.html").read_text()
 
 
