@@ -104,10 +104,11 @@ def test_bad_file_names_are_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_least_recently_read_go_first(tmp_path: Path) -> None:
-    store = Store(tmp_path, limit=3500)
+    wide = Store(tmp_path, limit=10_000)  # writes shrink a store that is over its bound now and then
     for i in range(4):
-        store.write(f"k{i}", {"a": bytes(1000)})
-        os.utime(entry_of(store, f"k{i}") / MANIFEST, (i, i))
+        wide.write(f"k{i}", {"a": bytes(1000)})
+        os.utime(entry_of(wide, f"k{i}") / MANIFEST, (i, i))
+    store = Store(tmp_path, limit=3500)
     assert store.read("k0") is not None  # touched: now the newest
     store.shrink()
     left = [f"k{i}" for i in range(4) if entry_of(store, f"k{i}").exists()]
