@@ -117,9 +117,16 @@ class Memory:
         """The knowledge base as of the last refresh."""
         if self._knowledge is None:
             self._knowledge = Knowledge()
-            self._knowledge.add(self._operations.values())
+            self._knowledge.add(item for item in self._operations.values() if self._may_know(item))
             self._knowledge.outcomes(self.rows.cells())
         return self._knowledge
+
+    def _may_know(self, operation: Operation) -> bool:
+        """Under a hold-out: the starter set, and what was learned from episodes that this reader sees."""
+        if self.holdout == Holdout() or operation.provenance == ("starter",):
+            return True
+        seen = self.rows.codes["episode"]
+        return bool(operation.provenance) and all(key in seen for key in operation.provenance)
 
     # -- reading the log -----------------------------------------------------------------------
 

@@ -374,3 +374,21 @@ def test_a_snapshot_outlives_a_compaction_and_others_follow_it(tmp_path: Path) -
     assert memory_id(7) not in [item.record.id for item in other.recall(place(memory, 7), 10)]
     for item in (memory, snapshot, other):
         item.close()
+
+
+def test_a_hold_out_hides_what_was_learned_from_it(tmp_path: Path) -> None:
+    memory = filled(tmp_path, 6, ("softmax", "gelu"))
+    for number, subject in ((0, "of softmax"), (1, "of gelu")):
+        episode = experience(number, ("softmax", "gelu")[number])[1].episode
+        memory.add([Operation("note", "coalescing", subject, "dram", provenance=(episode,))])
+    memory.add([Operation("note", "coalescing", "of both", "dram", provenance=("episode0", "episode1"))])
+    memory.add([Operation("note", "coalescing", "of nobody", "dram")])
+    memory.add([Operation("note", "coalescing", "by us", "dram", provenance=("starter",))])
+
+    def notes(holdout: Holdout) -> set[str]:
+        known = Memory(tmp_path, holdout=holdout).knowledge
+        return {item.text for item in known.notes("coalescing", "dram")}
+
+    assert notes(Holdout()) == {"of softmax", "of gelu", "of both", "of nobody", "by us"}
+    assert notes(Holdout(families=("softmax",))) == {"of gelu", "by us"}
+    assert notes(Holdout(episodes=("episode1", "episode3", "episode5"))) == {"of softmax", "by us"}
