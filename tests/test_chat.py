@@ -347,7 +347,8 @@ def test_no_more_requests_at_once_than_allowed(server: Server) -> None:
 
 
 def test_a_failed_sample_does_not_lose_the_others(server: Server) -> None:
-    server.say(failure(400, "bad luck"), dataclasses.replace(answer("hi"), seconds=0.2))
+    # The failure comes late: one that comes before the other requests are sent rightly stops them.
+    server.say(dataclasses.replace(failure(400, "bad luck"), seconds=1.5), answer("hi"))
     chat = Chat(server.settings())
     assert [item.text for item in chat.ask(ASK, count=3)] == ["hi", "hi"] and "bad luck" in chat.shortfall
     assert chat.ask(ASK, count=3) and chat.shortfall == ""
