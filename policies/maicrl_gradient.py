@@ -87,7 +87,7 @@ class Gradient:
             return Outcome((), (), before, before, len(later), "no step names a technique")
         # Beliefs are about one GPU and kind of time: the one that most of the round was played on.
         (place, _), *_ = Counter((item.device, item.source) for item in shown).most_common(1)
-        context = Context.of(knowledge, *place, self._number(), keys[:16])
+        context = Context.of(knowledge, *place, self._number(), keys)
         messages = gap_prompt(*self._told(shown, knowledge, context), self.chat.prompt_tokens).messages
         try:
             proposed, fault = ask_checked(
@@ -239,6 +239,15 @@ def revert(memory: Memory, name: str) -> Operation:
         raise KbError(f"{which} called {name!r} in {memory.folder}: there are {known}; an id will do as well")
     kept = tuple(json.loads(found[0].text)["kept"])
     now = max((item.time for item in memory.knowledge.history()), default=0.0) + 1.0
-    undo = Operation("retract", found[0].subject, "reverted", replaces=kept, author="revert", time=now)
+    # The provenance of what it takes back: a reader from whom one is hidden (memory.store) sees neither.
+    undo = Operation(
+        "retract",
+        found[0].subject,
+        "reverted",
+        replaces=kept,
+        provenance=found[0].provenance,
+        author="revert",
+        time=now,
+    )
     memory.add([undo])
     return undo

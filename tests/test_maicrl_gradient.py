@@ -20,10 +20,10 @@ from experiments import cli, learn
 from experiments.run_folder import RunFolder
 from experiments.scripted_server import Reply, ScriptedServer
 from kb_env.types import Episode, KbError
-from memory.entries import Experience, Operation
+from memory.entries import Experience, Holdout, Operation
 from memory.knowledge import Knowledge
 from memory.starter import starter
-from memory.store import Memory
+from memory.store import Memory, episode_key
 from policies.chat import Limits
 from policies.maicrl_evaluation import evaluate, extremes, split_steps
 from policies.maicrl_gradient import revert, try_out, updates
@@ -122,7 +122,19 @@ def test_an_update_can_be_taken_back(
     assert "2 operations kept, 2 of them hold, 0 rejected" in text and "of later draws" in text
     assert cli.main(["memory", "revert", str(memory.folder), "update 1"]) == 0
     assert answers(Memory(memory.folder).knowledge) == said
+    # It stays taken back for a reader with a hold-out that hides none of it.
+    assert not Memory(memory.folder, holdout=Holdout(families=("matmul",))).knowledge.notes()
     assert cli.main(["memory", "revert", str(memory.folder)]) == 2
+
+
+def test_what_a_round_taught_names_all_its_episodes(model: Model, url: str, memory: Memory) -> None:
+    episodes = played(url, memory, 18)
+    model.gaps = [update(operation("note", text="Nothing helps."))]
+    policy(url, memory).learn(episodes)
+    (note,) = memory.knowledge.notes()
+    assert set(note.provenance) == {episode_key(episode) for episode in episodes}
+    hidden = Holdout(episodes=(episode_key(episodes[-1]),))
+    assert not Memory(memory.folder, holdout=hidden).knowledge.notes()
 
 
 @pytest.mark.parametrize(
