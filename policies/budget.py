@@ -67,6 +67,14 @@ class Limits:
     def more(self, freed: Usage) -> Limits:
         return self.less(Usage() - freed)
 
+    def shared(self, count: int) -> Limits:
+        """An even share of them for each of ``count``."""
+        return Limits(
+            None if self.requests is None else self.requests // count,
+            None if self.tokens is None else self.tokens // count,
+            None if self.money is None else self.money / count,
+        )
+
     def hold(self, used: Usage) -> bool:
         """Whether ``used`` is within all of them."""
         left = self.less(used)

@@ -33,6 +33,7 @@ from policies.request import (
     Transport,
     affordable,
     bytes_of,
+    one_word,
     request_of,
     well_formed,
 )
@@ -41,6 +42,9 @@ from policies.request import (
 PROMPT_TOKENS, LOCAL_PROMPT_TOKENS = 16_000, 3_000
 #: Prompt tokens are bounded by the largest ratio to bytes seen so far, times this.
 MARGIN = 1.25
+
+#: Opening braces of an answer at which its JSON object may begin.
+MOST_BRACES = 1000
 
 REPAIR = "That answer cannot be used: {}. Answer again with exactly one JSON object of the form asked for."
 
@@ -196,7 +200,8 @@ class Chat:
                 break
             orders.append(order)
             reserved += order.worst
-        left = self.settings.limits.less(reserved)
+        # Attempts that are lost on the way are paid from what is left over, which orders must not spend twice.
+        left = self.settings.limits.less(reserved).shared(len(orders))
         return [replace(order, left=left.more(order.worst)) for order in orders]
 
     def _order(self, messages: Sequence[Message], schema: Mapping[str, Any] | None, left: Limits) -> Order:
@@ -212,7 +217,7 @@ class Chat:
     def _send(self, order: Order) -> Answer:
         try:
             answer = self.transport.complete(order)
-            answer = replace(answer, text=well_formed(answer.text))
+            answer = replace(answer, text=well_formed(answer.text), finish=one_word(answer.finish))
         except Unanswered as failure:
             with self._lock:
                 self.usage += failure.usage
@@ -227,7 +232,11 @@ class Chat:
 def parse_json(text: str) -> Any:
     """The JSON object in a model's answer, fenced or surrounded by prose; ValueError if there is none."""
     start = text.find("{")
-    while start >= 0:
+    for _ in range(
+        MOST_BRACES
+    ):  # each try may read all that follows: an answer of braces would take for ever
+        if start < 0:
+            break
         try:
             return json.JSONDecoder().raw_decode(text, start)[0]
         except ValueError:

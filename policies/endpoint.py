@@ -25,6 +25,8 @@ from policies.request import Answer, Order, Settings
 
 #: Longest pause between attempts, and longest pause that a server may ask for (seconds).
 LONGEST_PAUSE, LONGEST_WAIT = 60.0, 600.0
+#: What is sent where there is no key.
+NO_KEY = "none"
 #: HTTP statuses that pass by themselves, besides 5xx.
 PASSING = (408, 409, 425, 429)
 
@@ -50,7 +52,7 @@ def read_key(settings: Settings) -> str:
             raise KbError("no API key: set OPENAI_API_KEY, give --key-file, or --base-url of a local server")
     if not key.isascii() or len(key.split()) > 1:
         raise KbError(f"{place} holds more than a key: one word of ASCII is expected")
-    return key or "none"
+    return key or NO_KEY
 
 
 def one_line(error: object) -> str:
@@ -139,7 +141,7 @@ class Endpoint:
             total = sum(charged, Usage())
             if not order.left.hold(total + order.worst):
                 raise BudgetSpent(
-                    f"{total.requests} answers were lost on the way ({one_line(failure)}), and another "
+                    f"{total.requests} answers were lost on the way ({self._said(failure)}), and another "
                     "attempt could pass the limits",
                     total,
                 ) from failure
@@ -167,7 +169,7 @@ class Endpoint:
             sent = self._sent(order.request)
             try:
                 return self._answer(self._client.chat.completions.create(**sent), order)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise openai.OpenAIError(f"this is not JSON: {error}") from error
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 if "max_completion_tokens" in str(error) and "max_tokens" in sent:
@@ -186,12 +188,12 @@ class Endpoint:
     def _answer(self, response: object, order: Order) -> Answer:
         """What came back as an answer; usage that the server leaves out is bounded."""
         if not isinstance(response, ChatCompletion):
-            raise openai.OpenAIError(f"this is no chat completion: {one_line(response)}")
+            raise openai.OpenAIError(f"this is no chat completion: {self._said(response)}")
         # The client does not check types: nothing that a server sends is taken for granted.
         choice = response.choices[0] if response.choices else None
         failure = getattr(response, "error", None)
         if choice is None and failure:  # some routers answer 200 all the same
-            raise openai.OpenAIError(one_line(failure))
+            raise openai.OpenAIError(self._said(failure))
         message = getattr(choice, "message", None)
         said, refused = word(message, "content"), word(message, "refusal")
         finish = "refusal" if refused else word(choice, "finish_reason")
@@ -203,9 +205,14 @@ class Endpoint:
         usage = self.settings.prices.usage(prompt, words)
         return Answer(text, finish if choice is not None else "empty", usage)
 
+    def _said(self, error: object) -> str:
+        """A server's words for people; one that repeats the key is not quoted with it."""
+        key = self._client.api_key
+        return one_line(str(error).replace(key, "(the key)") if key != NO_KEY else error)
+
     def _remedy(self, error: openai.OpenAIError, request: Mapping[str, Any]) -> str:
         """One line on what went wrong and what to do about it."""
-        model, said = request["model"], one_line(error)
+        model, said = request["model"], self._said(error)
         if isinstance(error, openai.AuthenticationError):
             return f"the endpoint refused the key (401): check OPENAI_API_KEY or --key-file; {said}"
         if isinstance(error, openai.PermissionDeniedError):

@@ -108,7 +108,7 @@ class FileBridge:
         try:
             found = json.loads(read_text(path))
             answer = self._answer(found, order)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             words = f"{path.name} is no answer (yet): {type(error).__name__}: {error}\n"
             write_atomic(problem, words.encode("utf-8", "replace"))
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,11 @@ class Transport(Protocol):
 def well_formed(text: str) -> str:
     """Text that can be sent and stored: JSON may bring lone surrogates, UTF-8 has none."""
     return text.encode("utf-8", "replace").decode()
+
+
+def one_word(finish: str) -> str:
+    """A server's reason for ending an answer as a word that can be stored and shown; it may send anything."""
+    return re.sub(r"\W+", "_", finish, flags=re.ASCII)[:40]
 
 
 def request_of(

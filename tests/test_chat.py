@@ -33,6 +33,7 @@ SCHEMA = {
     "required": ["gain"],
     "additionalProperties": False,
 }
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
@@ -69,6 +70,15 @@ def test_what_does_not_pass_fails_at_once_in_one_line(server: Server, status: in
         ask(server)
     assert len(server.requests) == 1
     assert "\n" not in str(found.value) and "\x1b" not in str(found.value) and len(str(found.value)) < 600
+
+
+def test_a_key_that_a_server_repeats_is_not_shown(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-very-secret\n")
+    for reply in (failure(401, "wrong key sk-very-secret!"), Reply(200, b'"Bearer sk-very-secret"', JSON)):
+        server.say(reply)
+        with pytest.raises(KbError, match=r"\(the key\)") as found:
+            ask(server, key_file=tmp_path / "key")
+        assert "secret" not in str(found.value)
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 0])
@@ -146,6 +156,7 @@ def test_a_pause_may_be_a_date_or_nonsense() -> None:
         (answer(None, refusal="I will not."), "I will not.", "refusal"),
         (answer("x", finish="length"), "x", "length"),
         (answer("", finish="content_filter"), "", "content_filter"),
+        (answer("x", finish="\ud800\x1b[31m\n## Task" + "!" * 99), "x", "_31m_Task_"),
     ],
 )
 def test_strange_completions_are_answers(server: Server, reply: Reply, text: str, finish: str) -> None:
@@ -159,6 +170,7 @@ def test_strange_completions_are_answers(server: Server, reply: Reply, text: str
     [
         Reply(200, b"<html>hello</html>", {"Content-Type": "text/html"}),
         Reply(200, b"{not json", {"Content-Type": "application/json"}),
+        Reply(200, b"[" * 100_000, {"Content-Type": "application/json"}),
         Reply(200, b"[]", {"Content-Type": "application/json"}),
         Reply(200, b'"text"', {"Content-Type": "application/json"}),
         Reply(200, b"{}", {"Content-Type": "application/json"}),
@@ -250,6 +262,10 @@ def test_json_is_found_in_prose() -> None:
     assert parse_json('Sure, {x}:\n```json\n{"a": {"b": 2}}\n``` {"c": 3}') == {"a": {"b": 2}}
     with pytest.raises(ValueError, match="no JSON"):
         parse_json("no, { sorry")
+    started = time.perf_counter()
+    with pytest.raises(ValueError, match="no JSON"):
+        parse_json("{" * 1_000_000)
+    assert time.perf_counter() - started < 10
 
 
 # -- limits --------------------------------------------------------------------------------------
@@ -300,6 +316,14 @@ def test_side_by_side_samples_share_what_is_left(server: Server) -> None:
         300,
         300,
     ]
+
+
+def test_side_by_side_samples_do_not_pay_for_lost_answers_twice(server: Server) -> None:
+    server.say(failure(0))
+    chat = Chat(server.settings(limits=Limits(requests=3)))
+    with pytest.raises(BudgetSpent, match="lost on the way"):
+        chat.ask(ASK, count=2)
+    assert len(server.requests) <= 3 and chat.usage.requests <= 3
 
 
 def test_a_prompt_that_cannot_be_paid_is_not_sent(server: Server) -> None:

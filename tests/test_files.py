@@ -120,7 +120,10 @@ def test_json_answers_count_once_they_are_complete(tmp_path: Path) -> None:
 
     def slowly(place: Path, text: str) -> None:
         target = place.with_suffix(".json")
-        for part in ("", "[1]", '{"text": 1}', '{"text": "x", "prompt_tokens": -1}', whole[:20]):
+        endless = '{"text": "x", "prompt_tokens": 1e999}'
+        for part in (
+            "", "[1]", '{"text": 1}', '{"text": "x", "prompt_tokens": -1}', whole[:20], endless, "[" * 100_000
+        ):  # fmt: skip
             target.write_text(part)
             time.sleep(0.05)
             problem = target.with_suffix(".problem")
