@@ -55,6 +55,12 @@ _PIECE = re.compile(
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
 
+#: Numbers of the language, with its suffixes.
+_NUMBER = re.compile(
+    r"(?:0[xX][0-9a-fA-F.']+(?:[pP][+-]?\d+)?|0[bB][01']+|[\d.']+(?:[eE][+-]?\d+)?)"
+    r"(?:[uU]?(?:ll?|LL?|[zZ])?|(?:ll?|LL?|[zZ])[uU]|[fF]|(?:bf|f|BF|F)\d{2,3})"
+)
+
 _NOT_ASCII = re.compile(r"[^\t\n -~]")
 
 #: Names that stay: the language's, and those of CUDA that say what a program does.
@@ -102,8 +108,8 @@ def bare(text: str, known: Collection[str] = ()) -> str:
             assembly = assembly or piece in ("asm", "__asm__")
             if piece not in WORDS and piece not in known:
                 piece = names.setdefault(piece, f"n{len(names) + 1}")
-        elif kind == "number" and ("_" in piece or len(piece) > 24):
-            piece = "0"
+        elif kind == "number" and (len(piece) > 24 or not _NUMBER.fullmatch(piece)):
+            piece = "0"  # to the preprocessor words that begin with a digit are numbers too
         elif kind == "text":
             piece = _assembly(piece) if assembly else '""'
         elif kind == "char" and len(piece) > 4:

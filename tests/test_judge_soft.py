@@ -38,6 +38,8 @@ HIDDEN = [
     f"int {PLEA};",
     f"int x = 1_{PLEA.replace(' ', '_')};",
     f"int x = '{PLEA}';",
+    f"#if 0\n1{PLEA.replace(' ', ' 1')}\n#endif\n",
+    f"#define A 0.{PLEA.replace(' ', '.')}\n",
     f'asm("mov.u32 %0, %laneid; // {PLEA}" : "=r"(x));',
     f'asm volatile("/* {PLEA} */ bar.sync 0;");',
     f'asm("{PLEA};");',
@@ -72,13 +74,13 @@ def test_no_combination_speaks_in_sentences(pieces: list[str]) -> None:
 def test_the_code_itself_stays() -> None:
     text = (
         "__global__ void softmax_rows(const float* x, float* mine) {\n"
-        "    mine[threadIdx.x] = expf(x[0]) * 0x1p-3f + 1'000; // why\n"
+        "    mine[threadIdx.x] = expf(x[0]) * 0x1p-3f + 1'000 + 1e-5f + 0xffffffffu; // why\n"
         '    asm volatile("mov.u32 %0, %%laneid; add.s32 %0, %0, 1;" : "=r"(mine) :: "memory");\n}\n'
     )
     found = bare(text, {"softmax_rows"})
     assert found == (
         "__global__ void softmax_rows(const float* x, float* n1) {\n"
-        "    n1[threadIdx.x] = expf(x[0]) * 0x1p-3f + 1'000;\n"
+        "    n1[threadIdx.x] = expf(x[0]) * 0x1p-3f + 1'000 + 1e-5f + 0xffffffffu;\n"
         '    asm n2("mov.u32 %0, %%laneid; add.s32 %0, %0, 1;" : "=r"(n1) :: "memory");\n}'
     ).replace("asm n2", "asm volatile")
     for program in solutions(TASK, "right").values():
