@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 #: Fewest tokens worth keeping of a part that has to be cut.
 SMALLEST_PIECE = 64
+LEFT_OUT = "(left out for lack of space: {})"
 #: Characters a token stands for when budgets are planned; servers count for themselves.
 CHARACTERS_PER_TOKEN = 3.5
 
@@ -35,26 +36,61 @@ class Fitted:
     cut: tuple[str, ...] = ()
 
 
+_FENCE = re.compile(r"^(`{3,}).*$", re.MULTILINE)
+
+
 def tokens_of(text: str) -> int:
     return math.ceil(len(text) / CHARACTERS_PER_TOKEN)
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text within ``limit`` tokens: its head and tail, and how much was left out between."""
-    room = int(limit * CHARACTERS_PER_TOKEN)
-    if len(text) <= room:
+    """The text within ``limit`` tokens: its head and tail, and how much was left out between.
+
+    What stood in a fence goes on standing in one: data must not be read as the prompt's own words.
+    """
+    most = int(limit * CHARACTERS_PER_TOKEN)
+    if len(text) <= most:
         return text
     # The note takes room of its own, where there is enough for more than the note.
-    room = max(room - 48, room // 2, 0)
-    head = room * 2 // 3
-    left = len(text) - room
-    return f"{text[:head]}\n[... {left} characters left out ...]\n{text[len(text) - (room - head) :]}"
+    room = most = max(most - 48, most // 2, 0)
+    while True:
+        head, closing, opening, tail = _ends(text, room)
+        fences = len(closing) + len(opening)
+        if fences <= most - room or not room:
+            note = f"[... {len(text) - len(head) - len(tail)} characters left out ...]"
+            return f"{head}\n{closing}{note}\n{opening}{tail}"
+        room = max(min(most - fences, room * 3 // 4), 0)
+
+
+def _ends(text: str, room: int) -> tuple[str, str, str, str]:
+    """Head and tail of ``room`` characters together, and between them the fences that end one and begin the other."""
+    head, tail = room * 2 // 3, len(text) - (room - room * 2 // 3)
+    for match in _FENCE.finditer(text):  # none is cut in two
+        if match.start() < head < match.end():
+            head = match.start()
+        if match.start() < tail < match.end():
+            tail = match.end()
+    fences = (_open_fence(text[:place]) for place in (head, tail))
+    closing, opening = (f"{fence}\n" if fence else "" for fence in fences)
+    return text[:head], closing, opening, text[tail:]
+
+
+def _open_fence(text: str) -> str:
+    """The fence (see :func:`fenced`) that a text ends within, or nothing."""
+    fence = ""
+    for match in _FENCE.finditer(text):
+        if not fence:
+            fence = match[1]
+        elif match[0] == fence:
+            fence = ""
+    return fence
 
 
 def fitted(parts: Sequence[Part], budget: int) -> Fitted:
     """Parts in the order given, within ``budget`` tokens; parts that were cut say so, others are named."""
     kept: dict[int, str] = {}
-    left = budget - 1 - sum(tokens_of(part.title) + 1 for part in parts)  # room to name what is left out
+    # Room to name what is left out, should all of it be.
+    left = budget - tokens_of(LEFT_OUT.format(", ".join(part.title for part in parts)))
     dropped, cut = [], []
     for place, part in sorted(enumerate(parts), key=lambda item: item[1].rank):
         if not part.text:
@@ -68,7 +104,7 @@ def fitted(parts: Sequence[Part], budget: int) -> Fitted:
             cut.append(part.title)
         kept[place] = f"## {part.title}\n{text}"
         left -= tokens_of(f"{kept[place]}\n\n")
-    note = [f"(left out for lack of space: {', '.join(dropped)})"] if dropped else []
+    note = [LEFT_OUT.format(", ".join(dropped))] if dropped else []
     tokens: dict[str, int] = {}
     for place in sorted(kept):  # parts may share a title
         tokens[parts[place].title] = tokens.get(parts[place].title, 0) + tokens_of(kept[place])

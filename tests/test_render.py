@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from paper import PaperEvaluator
 
@@ -55,6 +55,7 @@ PIECES = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 3), st.integers
 
 
 @settings(max_examples=200, deadline=None)
+@example([("0", 1, 0, 1), ("1", 1, 1, 1), ("2", 305, 0, 88)], 101)
 @given(PIECES.map(lambda items: [(str(i), *item) for i, item in enumerate(items)]), st.integers(100, 3000))
 def test_prompts_fit_their_budget_and_nothing_is_cut_in_silence(
     items: list[tuple[str, int, int, int]], budget: int
@@ -83,7 +84,7 @@ def test_what_matters_stays_longest() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(max_size=3000), st.integers(SMALLEST_PIECE, 900))
+@given(st.text(st.characters(exclude_characters="`"), max_size=3000), st.integers(SMALLEST_PIECE, 900))
 def test_shortened_text_keeps_its_ends_and_counts_the_rest(text: str, limit: int) -> None:
     found = shortened(text, limit)
     assert tokens_of(found) <= limit
@@ -98,6 +99,27 @@ def test_shortened_text_keeps_its_ends_and_counts_the_rest(text: str, limit: int
 def test_no_text_closes_its_fence(text: str) -> None:
     first, *lines, last = fenced(text).split("\n")
     assert first == last + "cuda" and not any(last in line for line in lines)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.text(alphabet="`ab \n", max_size=40), st.integers(0, 200)), max_size=8),
+    st.integers(SMALLEST_PIECE, 300),
+)
+def test_what_is_cut_stays_in_its_fences(items: list[tuple[str, int]], limit: int) -> None:
+    texts = [f"{text}\n" + "evil\n" * count for text, count in items]
+    found = shortened("\n".join(f"ours\n{fenced(text, '')}" for text in texts), limit)
+    assert tokens_of(found) <= limit
+    fence = ""
+    for line in found.splitlines():
+        if not fence and line.startswith("```"):
+            fence = line
+        elif fence and line == fence:
+            fence = ""
+        else:
+            assert fence or "evil" not in line
+            assert not fence or not line.startswith("ours")
+    assert not fence
 
 
 @settings(max_examples=200, deadline=None)
