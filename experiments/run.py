@@ -75,12 +75,27 @@ def policy_of(args: Args, memory: Memory | None, device: str, source: str) -> Po
     return make_policy(name if name == "script" else args.policy, **given)
 
 
-def judged(evaluator: Evaluator, model: str | None) -> Evaluator:
-    """The evaluator with a soft judge behind it, where one is asked for."""
-    if model is None:
+def judged(evaluator: Evaluator, args: Args) -> Evaluator:
+    """The evaluator with a soft judge behind it, where one is asked for.
+
+    Limits, prices, cassette and replay hold for it too; a key file only where it asks the same endpoint.
+    """
+    if args.soft_judge is None:
         return evaluator
-    name, _, url = model.partition("@")
-    return SoftJudged(evaluator, Chat(Settings(name, url or None)))
+    name, _, url = args.soft_judge.partition("@")
+    given = chat_settings(args.llm).get("chat", Settings(""))
+    key_file = given.key_file if given.base_url == (url or None) else None
+    settings = Settings(
+        name,
+        url or None,
+        key_file=key_file,
+        timeout=given.timeout,
+        prices=given.prices,
+        limits=given.limits,
+        cassette=given.cassette,
+        replay=given.replay,
+    )
+    return SoftJudged(evaluator, Chat(settings))
 
 
 def doubts(episode: Episode) -> list[str]:
@@ -123,7 +138,7 @@ def show_diff(console: Console, diff: str) -> None:
 def main(args: Args) -> int:
     task = load_task(args.task)
     memory = Memory(args.memory) if args.memory is not None else None
-    evaluator = judged(make_evaluator(args.backend, record=args.record), args.soft_judge)
+    evaluator = judged(make_evaluator(args.backend, record=args.record), args)
     policy = policy_of(args, memory, evaluator.device, evaluator.source)
     folder = RunFolder(
         args.out or Path("runs") / f"{task.name}-{policy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -142,6 +157,7 @@ def main(args: Args) -> int:
     env = CudaEnv(task=task, evaluator=evaluator, max_steps=args.steps, evaluate_on_reset=True)
     try:
         episode = play(env, policy, task, args.seed, on_step)
+        folder.finish(episode)  # before learning, which may fail: it may ask a model
         if memory is not None:
             print(f"memory: {memory.learn(episode, task)} steps remembered in {args.memory}")
         policy.learn([episode])
@@ -150,7 +166,6 @@ def main(args: Args) -> int:
     finally:
         env.close()
         evaluator.close()
-    folder.finish(episode)
     page = write_report(folder)
     facts = result(episode, folder.path, time.perf_counter() - started)
     show_diff(console, unified_diff(episode))

@@ -57,8 +57,8 @@ def choices_of(episode: Episode, start: float = 0.0) -> Iterator[Choice]:
         verified = step.status is Status.TIMED and step.after is not None and bool(step.speedup)
         if step.after is not None and verified:
             known[step.after.key] = step.speedup or 1.0
-        if "technique" not in step.notes or parent is None:
-            continue
+        if "technique" not in step.notes or parent is None or "stopped" in step.notes:
+            continue  # the last: it was drawn, and nothing was left to try it with
         gain = math.log((step.speedup or parent) / parent) if verified else 0.0
         if "candidates" in step.notes:
             read = _read(episode, step.notes, gain)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paper import PaperEvaluator
 
 from experiments import cli, run
+from experiments.model_args import ModelArgs
 from experiments.scripted_server import Reply, ScriptedServer
 from kb_env.env import CudaEnv
 from kb_env.task import load_task, solutions
@@ -163,3 +164,16 @@ def test_kb_run_says_what_is_doubted(
     text = capsys.readouterr().out
     assert "step 1, THE BEST PROGRAM is doubted: objects: It only handles one size." in text
     assert json.loads(text.splitlines()[-1])["doubted"] == 1
+
+
+def test_limits_and_the_cassette_hold_for_the_judge_of_kb_run(chat: Chat, tmp_path: Path) -> None:
+    def trust(**options: Any) -> str:
+        llm = ModelArgs(model="unused", base_url="http://127.0.0.1:9/v1", **options)
+        judge = f"m@{chat.settings.base_url}"
+        found = run.judged(PaperEvaluator(), run.Args("softmax", soft_judge=judge, llm=llm))
+        return found.evaluate(TASK, Program("softmax", "// us: 500\nvoid launch();\n")).trust
+
+    prompts: list[str] = chat.prompts  # type: ignore[attr-defined]
+    assert trust(max_requests=0) == "sealed" and not prompts
+    for replay in (False, True):
+        assert trust(cassette=tmp_path / "cassette", replay=replay) == "doubted" and len(prompts) == 1

@@ -12,6 +12,7 @@ from test_maicrl import Model, code, plan, policy, run
 from experiments.scripted_server import ScriptedServer
 from memory.entries import Operation
 from memory.knowledge import Knowledge
+from policies.budget import Limits
 from policies.maicrl_worth import Choice, choices_of, worth
 
 
@@ -82,3 +83,11 @@ def test_draws_are_read_from_notes_and_repairs_count_for_their_draw(model: Model
         step.notes["propensity"] for step in episode.steps if "propensity" in step.notes
     ]
     assert len(list(choices_of(episode, start=0.5))) == 1
+
+
+def test_a_draw_that_the_budget_left_untried_says_nothing(model: Model) -> None:
+    model.plans, model.codes = [plan(("tiling", 1.5, "tile it"))], [code(500)]
+    with ScriptedServer(model) as server:
+        episode = run(policy(server.url, trajectories=1, limits=Limits(requests=3)), steps=6)
+    assert "candidates" in episode.steps[-1].notes and "stopped" in episode.steps[-1].notes
+    assert [item.gain for item in choices_of(episode)] == pytest.approx([math.log(2)])
