@@ -380,7 +380,11 @@ class Memory:
         return new + self.add(batch)
 
     def compact(self) -> None:
-        """Drop forgotten steps, repeated entries and programs nobody refers to."""
+        """Drop forgotten steps, repeated entries and programs nobody refers to.
+
+        Raises:
+            KbError: if there are entries of another version, whose programs cannot be told from those.
+        """
         with self.log.locked():
             kept, programs, seen = [], set(), set()
             forgotten = {entry.target for entry in self.entries() if isinstance(entry, Forget)}
@@ -390,8 +394,8 @@ class Memory:
             for position, payload in self.log.scan(None, []):
                 try:
                     entry = decode(payload)
-                except RecordError:
-                    continue
+                except RecordError as error:  # whole by its CRC: somebody wrote it so
+                    raise KbError(f"cannot compact {self.folder}: {error}; the log is unchanged") from error
                 mark = (type(entry).__name__, entry.id)
                 drop = (isinstance(entry, Stored) and entry.id not in programs) or (
                     isinstance(entry, Experience) and entry.id in forgotten

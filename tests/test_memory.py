@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kb_env.types import Profile, Program
+from kb_env.records import pack
+from kb_env.types import KbError, Profile, Program
 from memory.embed import HashedEmbedder, from_bytes, to_bytes, tokens
 from memory.entries import (
     Entry,
@@ -392,3 +393,13 @@ def test_a_hold_out_hides_what_was_learned_from_it(tmp_path: Path) -> None:
     assert notes(Holdout()) == {"of softmax", "of gelu", "of both", "of nobody", "by us"}
     assert notes(Holdout(families=("softmax",))) == {"of gelu", "by us"}
     assert notes(Holdout(episodes=("episode1", "episode3", "episode5"))) == {"of softmax", "by us"}
+
+
+def test_compaction_does_not_drop_what_another_version_wrote(tmp_path: Path) -> None:
+    memory = filled(tmp_path, 3)
+    memory.log.append([pack({"schema": 2, "kind": "Operation", "entry": {"new": 1}})])
+    before = list(memory.log.scan())
+    with pytest.raises(KbError, match="use the kb-env that wrote it; the log is unchanged"):
+        memory.compact()
+    assert list(memory.log.scan()) == before
+    memory.close()
