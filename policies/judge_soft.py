@@ -2,9 +2,9 @@
 
 It comes after verification and can only lower trust: a program that failed stays failed, an
 objection makes ``sealed`` or ``contained`` into ``doubted``, praise changes nothing, and a judge that
-does not answer changes nothing either. Nobody can talk to it: comments, line markers and string
+does not answer changes nothing either. It is hard to talk to: comments, line markers and string
 literals go, and every name that is neither CUDA's nor the honest initial program's is replaced by a
-number, so that what is left is the program and nothing but the program.
+number. Short words in assembly and character literals still pass.
 """
 
 from __future__ import annotations
