@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -78,14 +78,9 @@ def entries(number: int) -> tuple[Stored, Experience]:
 # -- the child -------------------------------------------------------------------------------------
 
 
-def child(work: str, folder: Path, start: int, other: Path) -> None:
+def child(work: str, folder: Path, start: int) -> None:
     """Work until killed; a line for each acknowledged entry, and one for each finished upkeep."""
     memory = Memory(folder, sync="none")
-    if work == "merge":
-        source = Memory(other, frozen=True)
-        while True:
-            memory.merge(source)
-            print("merged", flush=True)
     number = start
     while True:
         memory.add(entries(number))
@@ -97,20 +92,30 @@ def child(work: str, folder: Path, start: int, other: Path) -> None:
             memory.save_index()
 
 
-def killed(work: str, folder: Path, start: int, other: Path, after: float) -> list[int]:
-    """Run a child and kill it ``after`` seconds from its first line; the numbers it acknowledged."""
+def writer(work: str, folder: Path, start: int) -> subprocess.Popen[str]:
+    """A process that does :func:`child`."""
     script = "import sys; from pathlib import Path; from experiments.bench_memory_faults import child;"
-    script += "child(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))"
-    command = [sys.executable, "-c", script, work, str(folder), str(start), str(other)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    script += "child(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))"
+    command = [sys.executable, "-c", script, work, str(folder), str(start)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def numbers(lines: Iterable[str]) -> set[int]:
+    """What whole lines acknowledge; the last one may be cut off."""
+    return {int(line) for line in lines if line.endswith("\n")}
+
+
+def killed(work: str, folder: Path, start: int, after: float) -> set[int]:
+    """Run a child and kill it ``after`` seconds from its first line; the numbers it acknowledged."""
+    with writer(work, folder, start) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
         time.sleep(after)
         process.send_signal(signal.SIGKILL)
-        lines = [first, *process.stdout.read().splitlines(keepends=True)]
+        found = numbers([first, *process.stdout])
     if process.returncode != -signal.SIGKILL:
         raise KbError(f"a child that should {work} ended by itself ({process.returncode})")
-    return [int(line) for line in lines if line.endswith("\n") and line.strip().isdigit()]
+    return found
 
 
 # -- judging ---------------------------------------------------------------------------------------
@@ -182,12 +187,12 @@ def kills(folder: Path, args: Args) -> dict[str, Report]:
         report, home = reports[work], folder / work
         if work == "merge":
             shutil.rmtree(home, ignore_errors=True)  # there is something to merge each time
-            known[work] = set(killed("write", home, 1000 * trial, other, 0.0))
+            known[work] = killed("write", home, 1000 * trial, 0.0)
             # The first line comes after the merge is over: kill by the clock from the start.
             merging(home, other, rng.random() * 0.5)
         else:
             start = max(known[work], default=0) + 2  # one more may have been written unseen
-            known[work] |= set(killed(work, home, start, other, rng.random() * 0.05))
+            known[work] |= killed(work, home, start, rng.random() * 0.05)
         report.trials += 1
         known[work] |= judge(home, known[work], report)
     return reports
@@ -266,14 +271,8 @@ def crowd(folder: Path, seconds: float) -> Report:
     """Two writers and one that writes and compacts, a reader that follows them all the time."""
     report, home = Report(), folder / "crowd"
     Memory(home, sync="none").close()
-    script = "import sys; from pathlib import Path; from experiments.bench_memory_faults import child;"
-    script += "child(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), Path('.'))"
-    works = (("write", 0), ("write", 100_000), ("compact", 200_000))
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, work, str(home), str(start)], stdout=subprocess.PIPE, text=True
-        )
-        for work, start in works
+        writer(work, home, start) for work, start in (("write", 0), ("write", 100_000), ("compact", 200_000))
     ]
     known: set[int] = set()
     for process in processes:
@@ -289,9 +288,7 @@ def crowd(folder: Path, seconds: float) -> Report:
         report.crashed += process.poll() is not None
         process.kill()
         assert process.stdout is not None
-        known |= {
-            int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")
-        }
+        known |= numbers(process.stdout)
         process.wait()
         process.stdout.close()
     memory.close()
