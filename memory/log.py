@@ -263,9 +263,11 @@ class Log:
             os.fsync(handle)
 
     def _close_writer(self) -> None:
-        for handle in self._writer.values():
-            os.close(handle)
-        self._writer.clear()
+        close_all(self._writer, {})
+
+    def release(self) -> None:
+        """Give back what was opened for reading: the files of a replaced generation stay on disk till then."""
+        close_all({}, self._readers)
 
     def close(self) -> None:
         """Give the descriptors back; the log opens them again when it is used."""

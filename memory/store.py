@@ -106,6 +106,7 @@ class Memory:
         self.damage: list[Damage] = []
         self.unreadable = 0
         self._generation = self.log.generation
+        self.log.release()
         self._next: Position | None = None
         self._operations: dict[str, Operation] = {}
         self._knowledge: Knowledge | None = None
@@ -161,9 +162,11 @@ class Memory:
                 self._reset()
             try:
                 read()
-                if self.frozen:
-                    self.log.hold(self._generation)
-                return
+                # A compaction meanwhile may have removed segments before they were listed.
+                if self.log.generation == self._generation:
+                    if self.frozen:
+                        self.log.hold(self._generation)
+                    return
             except Compacted:
                 if self.log.generation == self._generation:
                     raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import random
 import zlib
 from pathlib import Path
@@ -403,3 +404,17 @@ def test_compaction_does_not_drop_what_another_version_wrote(tmp_path: Path) -> 
         memory.compact()
     assert list(memory.log.scan()) == before
     memory.close()
+
+
+def test_following_compactions_keeps_no_old_files_open(tmp_path: Path) -> None:
+    memory, reader = filled(tmp_path, 12), Memory(tmp_path)
+    for number in range(4):
+        memory.forget(memory_id(number), "wrong")
+        memory.compact()
+        reader.refresh()
+        assert len(reader.recall(place(memory, 7), 20)) == 11 - number
+        opened = {os.readlink(item) for item in Path("/proc/self/fd").iterdir() if item.exists()}
+        gone = [item for item in opened if str(tmp_path) in item and "(deleted)" in item]
+        assert not gone
+    memory.close()
+    reader.close()
