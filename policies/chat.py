@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 
 from kb_env.types import KbError, digest
@@ -45,8 +44,6 @@ MARGIN = 1.25
 
 #: Opening braces of an answer at which its JSON object may begin.
 MOST_BRACES = 1000
-
-REPAIR = "That answer cannot be used: {}. Answer again with exactly one JSON object of the form asked for."
 
 
 def transport_of(settings: Settings) -> Transport:
@@ -157,29 +154,6 @@ class Chat:
             thread.join()
         return outcomes
 
-    def ask_json(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Any:
-        """An answer's JSON object, checked against ``schema`` whether or not the server knows schemas.
-
-        One that fails the check is sent back once with the reason.
-
-        Raises:
-            ValueError: if the second answer fails too; the message says why.
-            KbError: as :meth:`ask`.
-        """
-        asked, fault = list(messages), ""
-        for _ in range(2):
-            answer = self.ask(asked, schema)[0]
-            try:
-                return checked(answer, schema)
-            except ValueError as error:
-                fault = str(error)
-            asked = [
-                *messages,
-                {"role": "assistant", "content": answer.text[:2000] or "(empty)"},
-                {"role": "user", "content": REPAIR.format(fault)},
-            ]
-        raise ValueError(fault)
-
     def prompt_bound(self, request: Mapping[str, Any]) -> int:
         """Tokens the prompt has at most: one a byte until this chat's model has shown its ratio."""
         return math.ceil(bytes_of(request) * (1.0 if self._ratio is None else self._ratio * MARGIN))
@@ -242,21 +216,6 @@ def parse_json(text: str) -> Any:
         except ValueError:
             start = text.find("{", start + 1)
     raise ValueError("the answer holds no JSON object")
-
-
-def checked(answer: Answer, schema: Mapping[str, Any]) -> Any:
-    """The answer's JSON object if it satisfies the schema; ValueError with the reason if not."""
-    more = " (it was cut off: keep it short)" if answer.finish == "length" else ""
-    try:
-        value = parse_json(answer.text)
-        jsonschema.Draft202012Validator(dict(schema)).validate(value)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    except jsonschema.ValidationError as error:
-        raise ValueError(f"at {error.json_path}: {error.message[:300]}{more}") from error
-    except ValueError as error:
-        raise ValueError(f"{error}{more}") from error
-    return value
 
 
 def chat_of(chat: Chat | Settings | None, model: str = "", base_url: str | None = None) -> Chat:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kb_env.edits import FORBIDDEN
-from policies.chat import REPAIR, Chat, parse_json
+from policies.chat import Chat, parse_json
 from policies.maicrl_choice import Proposal
 from policies.render import shortened
 
@@ -22,6 +22,7 @@ T = TypeVar("T")
 SMALLEST, LARGEST = 0.05, 100.0
 #: Most techniques in a plan, and longest free text that is taken over, in characters.
 MOST_PROPOSALS, LONGEST_TEXT = 6, 400
+REPAIR = "That answer cannot be used: {}. Answer again with exactly one JSON object of the form asked for."
 _NAME = re.compile(r"[a-z0-9][a-z0-9 +/.-]{1,47}$")
 
 PLAN_SCHEMA: dict[str, Any] = {

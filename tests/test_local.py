@@ -17,6 +17,7 @@ import pytest
 from kb_env.types import KbError
 from policies import local
 from policies.chat import LOCAL_PROMPT_TOKENS, PROMPT_TOKENS, Chat, Settings
+from policies.maicrl_answers import ask_checked
 
 needs_model = pytest.mark.skipif(local.obstacle() is not None, reason=str(local.obstacle()))
 ASK = [{"role": "user", "content": "Name a technique that makes a CUDA kernel faster."}]
@@ -43,13 +44,24 @@ def gone(url: str) -> bool:
     return not answers(url)
 
 
+def technique_and_gain(raw: object, strict: bool) -> dict[str, object]:
+    """What SCHEMA asks for; ValueError if it is not."""
+    if not isinstance(raw, dict) or set(raw) != set(SCHEMA["required"]):
+        raise ValueError("technique and gain are wanted, and nothing else")
+    name, value = raw["technique"], raw["gain"]
+    if not isinstance(name, str) or len(name) > 20 or not isinstance(value, (int, float)):
+        raise ValueError("technique is text of 20 characters at most, gain a number")
+    return raw
+
+
 @needs_model
 def test_real_sampling_real_http_real_schemas() -> None:
     chat = Chat(Settings("local", answer_tokens=40, temperature=0.0))
     first = chat.ask(ASK)[0]
     assert first.text and first.finish in ("stop", "length") and first.usage.prompt_tokens > 10
     assert chat.ask(ASK)[0].text == first.text  # greedy
-    found = Chat(Settings("local", answer_tokens=80)).ask_json(ASK, SCHEMA)
+    found, fault = ask_checked(Chat(Settings("local", answer_tokens=80)), ASK, SCHEMA, technique_and_gain)
+    assert found is not None, fault
     assert set(found) == {"technique", "gain"} and len(local._servers) == 1
     with pytest.raises(KbError, match="context size"):
         chat.ask([{"role": "user", "content": "x " * 20_000}])
