@@ -79,13 +79,14 @@ class FileBridge:
         started = time.monotonic()
         seen: tuple[tuple[int, int] | None, float] = (None, started)
         while True:
-            answer = self._from_json(json_file, order) if json_file.exists() else None
+            answer = self._from_json(json_file, order)
             state = self._state(text_file)
             if state != seen[0]:
                 seen = (state, time.monotonic())
             rested = state is not None and time.monotonic() - seen[1] >= self.settled
-            if answer is None and rested:
-                answer = self._answer({"text": read_text(text_file)}, order)
+            text = read_text(text_file) if answer is None and rested else None
+            if text is not None and self._state(text_file) == state:  # not saved anew meanwhile
+                answer = self._answer({"text": text}, order)
             if answer is not None:
                 self.queue.done(order.key)
                 return answer
@@ -104,10 +105,12 @@ class FileBridge:
 
     def _from_json(self, path: Path, order: Order) -> Answer | None:
         """The answer in a complete JSON file; what is wrong with another is said in a file beside it."""
+        text = read_text(path)
+        if text is None:
+            return None
         problem = path.with_suffix(".problem")
         try:
-            found = json.loads(read_text(path))
-            answer = self._answer(found, order)
+            answer = self._answer(json.loads(text), order)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             words = f"{path.name} is no answer (yet): {type(error).__name__}: {error}\n"
             write_atomic(problem, words.encode("utf-8", "replace"))
@@ -135,11 +138,13 @@ class FileBridge:
         time.sleep(min(self.poll, 0.01 + waited / 10))
 
 
-def read_text(path: Path) -> str:
-    """An answer file's text; what is not UTF-8 in it is replaced."""
+def read_text(path: Path) -> str | None:
+    """An answer file's text, None if there is none; what is not UTF-8 in it is replaced."""
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise KbError(f"cannot read the answer {path}: {error.strerror}") from error
     if len(data) > LARGEST:

@@ -25,6 +25,7 @@ from policies.budget import Limits, NoAnswer, Prices, Usage
 from policies.chat import Chat, Settings
 from policies.files import FileBridge
 from policies.refine import Refine
+from policies.request import Answer
 
 ASK = [{"role": "system", "content": "You are."}, {"role": "user", "content": "hello\n# heading"}]
 PROGRAM = "Faster.\n```cuda\n// us: 500\nvoid launch();\n```\n"
@@ -112,6 +113,41 @@ def test_half_written_answers_are_never_taken(tmp_path: Path) -> None:
 
     with answering(tmp_path, slowly):
         assert chat(tmp_path, settled=0.4).ask(ASK)[0].text == "one two three"
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["gone", "emptied"])
+def test_an_answer_that_changes_while_it_is_read_is_waited_for(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    class Saved(FileBridge):
+        """An editor saves the file anew right after it was looked at, once."""
+
+        saved = False
+
+        def _state(self, path: Path) -> tuple[int, int] | None:
+            found = super()._state(path)
+            if found is not None and not self.saved:
+                change(path)
+                self.saved = True
+            return found
+
+    settings = Settings(f"files:{tmp_path}", answer_tokens=200)
+    bridge = Saved(tmp_path, settings, wait=120, poll=0.01)
+    bridge.settled = 0.0
+    done: list[Answer] = []
+    thread = threading.Thread(target=lambda: done.extend(Chat(settings, bridge).ask(ASK)), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not pending(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    (request,) = pending(tmp_path)
+    place = answer_path(request)
+    write_atomic(place, b"first")
+    while not bridge.saved and time.monotonic() < deadline:
+        time.sleep(0.005)
+    write_atomic(place, b"second")
+    thread.join(60)
+    assert bridge.saved and [item.text for item in done] == ["second"]
 
 
 def test_json_answers_count_once_they_are_complete(tmp_path: Path) -> None:
