@@ -158,7 +158,8 @@ class Gradient:
             author=context.author,
             time=context.time,
         )
-        self.memory.add([*outcome.kept, *outcome.rejected, record])
+        # The record first: whatever a kill leaves of the append, :func:`revert` finds it named.
+        self.memory.add([record, *outcome.kept, *outcome.rejected])
 
 
 def try_out(

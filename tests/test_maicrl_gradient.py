@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,33 @@ def test_an_update_can_be_taken_back(
     # It stays taken back for a reader with a hold-out that hides none of it.
     assert not Memory(memory.folder, holdout=Holdout(families=("matmul",))).knowledge.notes()
     assert cli.main(["memory", "revert", str(memory.folder)]) == 2
+
+
+def test_what_a_kill_leaves_of_an_update_can_be_taken_back(model: Model, url: str, memory: Memory) -> None:
+    episodes = played(url, memory)
+    said, before = answers(memory.knowledge), len(list(memory.entries()))
+    model.gaps = [
+        update(
+            operation("retract", replaces=[WRONG.id[:8]]),
+            operation("note", text="Nothing helps."),
+            operation("add", technique="cluster launch", text="Let blocks share memory."),
+        )
+    ]
+    policy(url, memory).learn(episodes)
+    memory.close()
+    assert answers(memory.knowledge) != said
+    frames = [position for position, _ in memory.log.scan()][before:]
+    (segment,) = memory.log.segments()
+    changed = 0
+    for frame in reversed(frames):  # the file as it is after a kill in the middle of each frame
+        os.truncate(segment.path, frame.offset + 20)
+        (memory.folder / "index.json").unlink(missing_ok=True)
+        with Memory(memory.folder, sync="none") as left:
+            changed += answers(left.knowledge) != said
+            if updates(left.knowledge):
+                revert(left, "update 1")
+            assert answers(left.knowledge) == said
+    assert len(frames) == 4 and changed == 2
 
 
 def test_what_a_round_taught_names_all_its_episodes(model: Model, url: str, memory: Memory) -> None:
