@@ -21,7 +21,7 @@ from memory.store import Memory, task_scale
 from policies import render
 from policies.chat import BudgetSpent, Chat, Settings, chat_of
 from policies.population import Elite, Population
-from policies.situation import observed_profile, recalled
+from policies.situation import hiding, observed_profile, recalled
 from policies.turn import cost_notes, fault_notes, rebased
 
 
@@ -59,10 +59,8 @@ class Evolve:
         holdout: Holdout = Holdout(),
         options: Options = Options(),
     ) -> None:
-        if holdout != Holdout() and memory is not None:
-            memory = Memory(memory.folder, holdout=holdout)
         self.chat = chat_of(chat, model, base_url)
-        self.memory, self.options = memory, options
+        self.memory, self.options = hiding(memory, holdout), options
         self._task: Task | None = None
         self._rng = np.random.default_rng(0)
         self._reset()

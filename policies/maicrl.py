@@ -39,7 +39,7 @@ from policies.maicrl_words import (
     technique_part,
 )
 from policies.render import Prompt
-from policies.situation import observed_profile, recalled
+from policies.situation import hiding, observed_profile, recalled
 from policies.turn import DECLINED, NO_EDIT, cost_notes, lowered, sum_parts
 
 #: What is tried without a plan: the model's own idea.
@@ -87,10 +87,8 @@ class Maicrl:
         gradient: bool = True,
         options: Options = Options(),
     ) -> None:
-        if holdout != Holdout() and memory is not None:
-            memory = Memory(memory.folder, holdout=holdout)
         self.chat = chat_of(chat, model, base_url)
-        self.memory, self.options = memory, options
+        self.memory, self.options = hiding(memory, holdout), options
         self.raw_profile, self.gradient = raw_profile, gradient
         self._rng = np.random.default_rng(0)
         self._task: Task | None = None

@@ -18,7 +18,7 @@ from memory.entries import Holdout
 from memory.store import Memory
 from policies import render
 from policies.chat import Answer, BudgetSpent, Chat, Settings, chat_of
-from policies.situation import observed_situation, recalled
+from policies.situation import hiding, observed_situation, recalled
 from policies.turn import cost_notes, fault_notes, rebased
 
 
@@ -36,10 +36,8 @@ class Oneshot:
         holdout: Holdout = Holdout(),
         samples: int | None = None,
     ) -> None:
-        if holdout != Holdout() and memory is not None:
-            memory = Memory(memory.folder, holdout=holdout)
         self.chat = chat_of(chat, model, base_url)
-        self.memory = memory
+        self.memory = hiding(memory, holdout)
         self.samples = samples
         self._task: Task | None = None
         self._reset()

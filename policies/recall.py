@@ -20,10 +20,10 @@ from kb_env.edits import diff_action
 from kb_env.types import Episode, Program, Task
 from memory.entries import Holdout, Recollection
 from memory.knowledge import Posterior
-from memory.signature import UNKNOWN, signature
+from memory.signature import signature
 from memory.store import Memory
 from policies.moves import FAILED_GAIN, Belief, Move, moves, outcomes
-from policies.situation import observed_profile, observed_situation
+from policies.situation import hiding, observed_profile, observed_situation
 
 #: Recollections asked for at each new program, and below which similarity they say nothing.
 RECOLLECTIONS, SIMILAR = 24, 0.5
@@ -49,11 +49,8 @@ class Recall:
     name = "recall"
 
     def __init__(self, memory: Memory | Path | str | None = None, holdout: Holdout = Holdout()) -> None:
-        # A hold-out needs a reader of its own: the knowledge base, too, must not have seen it.
-        if holdout != Holdout() and memory is not None:
-            memory = Memory(memory.folder if isinstance(memory, Memory) else Path(memory), holdout=holdout)
-        self.memory = memory if isinstance(memory, Memory) or memory is None else Memory(Path(memory))
-        self.holdout = holdout
+        known = memory if isinstance(memory, Memory) or memory is None else Memory(Path(memory))
+        self.memory = hiding(known, holdout)
         self._rng = np.random.default_rng(0)
         self._task: Task | None = None
         self._reset()
@@ -82,7 +79,7 @@ class Recall:
         if not found:
             self._notes = {}
             return "submit"
-        held = signature(observed_profile(observation)) if observation is not None else UNKNOWN
+        held = signature(observed_profile(observation))
         remembered = self._remembered(observation, history.device)
         draws = [self._draw(move, held, history, remembered) for move in found]
         move = found[int(np.argmax(draws))]
@@ -112,7 +109,7 @@ class Recall:
             return {}
         if self._recalled[0] != source:
             place = observed_situation(self._task, observation, device)
-            found = self.memory.recall(place, RECOLLECTIONS, holdout=self.holdout, per_episode=4)
+            found = self.memory.recall(place, RECOLLECTIONS, per_episode=4)
             self._recalled = (source, move_evidence(found))
         return self._recalled[1]
 
@@ -152,11 +149,10 @@ class Recall:
 class TechniqueMemory:
     """The episodic memory as ``hillclimb`` asks for it: beliefs by technique for a situation."""
 
-    def __init__(self, memory: Memory, device: str, source: str, holdout: Holdout = Holdout()) -> None:
+    def __init__(self, memory: Memory, device: str, source: str) -> None:
         self.memory = memory
         self.device = device
         self.source = source
-        self.holdout = holdout
 
     def recall(self, task: Task, observation: Mapping[str, Any]) -> Mapping[str, Belief]:
         held = signature(observed_profile(observation))

@@ -18,7 +18,7 @@ from memory.entries import Holdout
 from memory.store import Memory
 from policies import render
 from policies.chat import BudgetSpent, Chat, Settings, chat_of
-from policies.situation import observed_situation, recalled
+from policies.situation import hiding, observed_situation, recalled
 from policies.turn import as_action, cost_notes
 
 
@@ -35,10 +35,8 @@ class Refine:
         memory: Memory | None = None,
         holdout: Holdout = Holdout(),
     ) -> None:
-        if holdout != Holdout() and memory is not None:
-            memory = Memory(memory.folder, holdout=holdout)
         self.chat = chat_of(chat, model, base_url)
-        self.memory = memory
+        self.memory = hiding(memory, holdout)
         self._task: Task | None = None
         self._notes: dict[str, str | float] = {}
         self._finish = ""

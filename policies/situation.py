@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kb_env.types import PROFILE_NAMES, Profile, Status, Task
-from memory.entries import Filter, Recollection, Situation
+from memory.entries import Filter, Holdout, Recollection, Situation
 from memory.store import Memory, task_scale
 
 #: What is worth telling a model: an edit that did not apply says nothing of any program.
@@ -40,3 +40,11 @@ def observed_situation(task: Task, observation: Mapping[str, Any], device: str) 
 def recalled(memory: Memory, place: Situation, count: int = 4) -> list[Recollection]:
     """Similar remembered steps for a prompt."""
     return memory.recall(place, count, TELLING)
+
+
+def hiding(memory: Memory | None, holdout: Holdout) -> Memory | None:
+    """The memory as a policy may see it: under a hold-out by a reader of its own, whose knowledge base, too,
+    has not seen what is hidden."""
+    if memory is None or holdout == Holdout():
+        return memory
+    return Memory(memory.folder, memory.embedder, holdout=holdout)

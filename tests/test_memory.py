@@ -35,6 +35,8 @@ from memory.knowledge import Knowledge
 from memory.signature import limiter, signature
 from memory.starter import starter
 from memory.store import Memory
+from policies.recall import Recall
+from policies.situation import hiding
 
 DRAM = Profile("sim", dram_percent=90.0, sectors_per_request=16.0)
 IDLE = Profile("sim", dram_percent=10.0, fp_percent=20.0, occupancy_percent=90.0)
@@ -128,6 +130,19 @@ def test_held_out_experiences_never_come_back(
         for name in ("H200", "A100")
     )
     assert known == len(expected)
+
+
+def test_a_policy_s_hold_out_is_a_reader_with_the_same_embedder(tmp_path: Path) -> None:
+    memory = filled(tmp_path, 6, ("softmax", "gelu"))
+    memory.embedder = HashedEmbedder()
+    hidden = hiding(memory, Holdout(tasks=("softmax",)))
+    assert hidden is not None and hidden is not memory and hidden.embedder is memory.embedder
+    assert {item.record.task for item in hidden.recall(place(memory, 2), 50)} == {"gelu"}
+    assert {item.record.task for item in memory.recall(place(memory, 2), 50)} == {"gelu", "softmax"}
+    assert hiding(memory, Holdout()) is memory and hiding(None, Holdout(tasks=("gelu",))) is None
+    assert Recall(tmp_path, Holdout(tasks=("gelu",))).memory.holdout == Holdout(tasks=("gelu",))
+    hidden.close()
+    memory.close()
 
 
 def test_filters(tmp_path: Path) -> None:
