@@ -133,6 +133,7 @@ class Knowledge:
         self._bulk: dict[Cell, Counts] = {}
         self._cached: dict[Cell, Counts] | None = None
         self._by_technique: dict[str, list[tuple[Cell, Counts]]] = {}
+        self._posteriors: dict[Cell, Posterior] = {}
         self._version = ""
         self._root_level: Level = ROOT
 
@@ -199,8 +200,15 @@ class Knowledge:
 
         ``source`` is ``measured`` or ``modelled``: the times that the belief is about.
         """
+        self._counts()  # forgets what was believed, where something has changed
+        key = (held, technique, device, source)
+        if key not in self._posteriors:
+            self._posteriors[key] = self._believe(key)
+        return self._posteriors[key]
+
+    def _believe(self, cell: Cell) -> Posterior:
+        held, technique, device, source = cell
         name, main = self.resolve(technique, held), parts(held)[0]
-        self._counts()
         mine = self._by_technique.get(name, [])
         here = [item for item in mine if item[0][2] in (device, "") and item[0][3] in (source, "")]
         chain = (
@@ -271,7 +279,7 @@ class Knowledge:
             name = self.resolve(item.subject, item.signature)
             cell = (item.signature, name, item.device, item.source)
             table.setdefault(cell, Counts()).beliefs.append((item.weight, item.value))
-        self._cached, self._version, self._by_technique = table, "", {}
+        self._cached, self._version, self._by_technique, self._posteriors = table, "", {}, {}
         for cell, counts in table.items():
             self._by_technique.setdefault(cell[1], []).append((cell, counts))
         # What is believed of one technique says nothing of the others: the root is of outcomes only.
