@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +16,9 @@ from pathlib import Path
 from kb_env.files import write_atomic
 from kb_env.records import RecordError, pack, unpack
 from kb_env.types import Episode, Evaluation, KbError, StepRecord
+
+#: Up to the last @ of a JSON string: a password that should have been quoted is one all the same.
+_CREDENTIALS = re.compile(r'://(?:\\.|[^"\\])*@')
 
 
 def episode_name(task: str, policy: str, seed: int) -> str:
@@ -109,7 +113,9 @@ class RunFolder:
         self._origin: Origin | None = None
 
     def begin(self, facts: Mapping[str, object]) -> None:
-        write_atomic(self.path / "run.json", json.dumps(facts, indent=1, default=str).encode())
+        """Write the facts; a user name and password inside a URL are left out of them."""
+        text = _CREDENTIALS.sub("://", json.dumps(facts, indent=1, default=str))
+        write_atomic(self.path / "run.json", text.encode())
 
     def facts(self) -> dict[str, object]:
         try:

@@ -89,6 +89,28 @@ def test_kb_run_sends_what_was_asked_for_keeps_answers_and_stops_at_limits(
     ]
 
 
+@pytest.mark.parametrize("secret", ["pass", "p%40ss", 'p"a\\s/s@?#'])
+def test_a_password_inside_a_url_is_not_written_down(tmp_path: Path, secret: str) -> None:
+    hidden = f"http://me:{secret}@host:1/v1"
+    facts = {"llm": {"base_url": hidden}, "soft_judge": f"m@{hidden}", "other": ["a@b", "http://host/v1"]}
+    RunFolder(tmp_path).begin({"args": facts})
+    plain = "http://host:1/v1"
+    expected = {"llm": {"base_url": plain}, "soft_judge": f"m@{plain}", "other": facts["other"]}
+    assert RunFolder(tmp_path).facts() == {"args": expected}
+
+
+def test_kb_run_reaches_a_server_by_a_password_that_it_does_not_write_down(
+    server: Server, tmp_path: Path
+) -> None:
+    server.say(answer(PROGRAM))
+    url = server.url
+    server.url = url.replace("://", "://me:hush@")
+    assert kb(server, tmp_path / "one", "--steps", "1", "--soft-judge", f"m@{server.url}") == 0
+    assert server.requests and url in (tmp_path / "one" / "run.json").read_text()
+    for path in (tmp_path / "one").rglob("*"):
+        assert path.is_dir() or b"hush" not in path.read_bytes(), path
+
+
 def test_a_refused_key_ends_the_command_with_one_line(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
