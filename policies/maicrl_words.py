@@ -145,11 +145,11 @@ def case_words(item: Recollection, diff: str, raw_profile: bool = False) -> str:
     """One case of the gap analysis: what was predicted, what came, the change and the profile before it."""
     record = item.record
     predicted = "nothing" if record.predicted is None else f"{math.exp(record.predicted):.2f} times"
-    reason = one_line(record.message)
-    came = f"{record.status}: {reason}" if record.gain is None else f"{math.exp(record.gain):.2f} times"
+    came = record.status if record.gain is None else f"{math.exp(record.gain):.2f} times"
     head = f"{record.technique} on {record.task}: predicted {predicted}, came {came}"
     profile = f"\n{render.profile_words(record.profile, raw_profile)}" if record.profile is not None else ""
-    return f"{head}{profile}\n{render.fenced(render.shortened(diff, 500))}"
+    reason = f"\n{render.fenced(one_line(record.message), '')}" if record.gain is None else ""
+    return f"{head}{reason}{profile}\n{render.fenced(render.shortened(diff, 500))}"
 
 
 def gap_prompt(evaluation: str, beliefs: str, cases: Mapping[str, str], budget: int) -> Prompt:

@@ -175,11 +175,16 @@ def profile_part(observation: Mapping[str, Any], raw_only: bool = False) -> Part
 
 
 def step_words(step: StepRecord) -> str:
-    """One earlier step in a line or two."""
-    what = str(step.notes.get("technique", "")) or first_line(step.action, 100) or "empty answer"
+    """One earlier step: what was done and what came of it, in the words of others where they are fenced."""
+    technique = str(step.notes.get("technique", ""))
+    said = [] if technique else [first_line(step.action, 100) or "(empty answer)"]
     if step.status is Status.TIMED and step.speedup is not None:
-        return f"{step.index + 1}. {what}: verified, {step.speedup:.3f} times as fast as the initial program"
-    return f"{step.index + 1}. {what}: {step.status}. {first_line(step.feedback, 200)}"
+        outcome = f"verified, {step.speedup:.3f} times as fast as the initial program"
+    else:
+        outcome = str(step.status)
+        said.append(first_line(step.feedback, 200))
+    head = f"{step.index + 1}. {technique or 'edit'}: {outcome}"
+    return "\n".join([head, *(fenced(line, "") for line in said)])
 
 
 def history_part(history: Episode, last: int = 12) -> Part:
@@ -193,12 +198,13 @@ def history_part(history: Episode, last: int = 12) -> Part:
 def recollection_words(item: Recollection) -> str:
     """A remembered step: where, what, and what came of it."""
     record = item.record
-    outcome = f"failed, {record.status}: {first_line(record.message, 160)}"
+    outcome, said = f"failed, {record.status}", [first_line(record.message, 160)]
     if record.gain is not None:
-        outcome = f"{math.exp(record.gain):.2f} times as fast ({record.source})"
+        outcome, said = f"{math.exp(record.gain):.2f} times as fast ({record.source})", []
     what = record.technique or "edit"
     head = f"- {record.task} on {record.device} (similarity {item.similarity:.2f}), {what}: {outcome}"
-    return f"{head}\n{fenced(shortened(record.action, 220), '')}"
+    said.append(shortened(record.action, 220))
+    return "\n".join([head, *(fenced(text, "") for text in said)])
 
 
 def recollections_part(found: Sequence[Recollection]) -> Part:
