@@ -19,7 +19,9 @@ class Args:
     """Answer the requests of rollouts run with --backend spool:DIR; many at once may run."""
 
     folder: Annotated[Path, tyro.conf.Positional]
-    """the spool folder, shared with the rollouts"""
+    """the spool folder, shared with the rollouts, which make it"""
+    create: bool = False
+    """make the folder, for a worker that starts before its rollouts"""
     backend: str = "auto"
     """auto, gpu, gpu:1, sim, sim:DEVICE or replay:FILE"""
     once: bool = False
@@ -31,6 +33,11 @@ class Args:
 def main(args: Args) -> int:
     if args.backend.startswith("spool"):
         raise KbError("a spool cannot work off a spool: name the device with --backend")
+    if not args.create and not (args.folder / "requests").is_dir():
+        raise KbError(
+            f"{args.folder} is no spool: name the folder of rollouts with --backend spool:DIR, "
+            "or add --create to wait for them there"
+        )
     evaluator = make_evaluator(args.backend)
     try:
         worker = SpoolWorker(args.folder, evaluator)

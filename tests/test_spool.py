@@ -156,3 +156,18 @@ def test_kb_evaluate_once_works_off_what_is_pending(tmp_path: Path, monkeypatch:
     assert evaluator.device == "Paper"
     assert len(list((tmp_path / "results").iterdir())) == 1
     assert cli.main(["evaluate", str(tmp_path), "--backend", f"spool:{tmp_path}"]) == 2
+
+
+def test_kb_evaluate_makes_no_folder_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluate, "make_evaluator", lambda backend: PaperEvaluator())
+    missing = tmp_path / "mistyped"
+    words = ["evaluate", str(missing), "--backend", "sim", "--once"]
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "is no spool" in error and "--create" in error
+    assert not missing.exists()
+    assert cli.main(["evaluate", str(tmp_path), "--backend", "sim", "--once"]) == 2  # a folder, but no spool
+    assert not list(tmp_path.iterdir())
+    assert cli.main([*words, "--create"]) == 0 and (missing / "device.msgpack").exists()
