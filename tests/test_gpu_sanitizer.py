@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +45,10 @@ CRASH = """========= COMPUTE-SANITIZER
 ========= Target application returned an error
 ========= ERROR SUMMARY: 3 errors
 """
+BROKEN = """========= COMPUTE-SANITIZER
+========= Internal Sanitizer Error: no memory for the tool
+========= ERROR SUMMARY: 1 error
+"""
 
 
 @pytest.mark.parametrize(
@@ -55,11 +60,25 @@ CRASH = """========= COMPUTE-SANITIZER
         (WRITE.partition("========= ERROR SUMMARY")[0], None),  # the tool did not come to an end
         (WRITE, "Invalid __global__ write of size 4 bytes in add, kernel.cu:12"),
         (RACE, "Error: Race reported between Write access in sums, kernel.cu:7"),
+        (BROKEN, None),
+        (BROKEN.replace("Internal", "Error: Internal"), None),
+        (
+            WRITE.replace("=========     at", "========= Internal Sanitizer Error: x\n=========     at"),
+            "Invalid __global__ write of size 4 bytes in add, kernel.cu:12",
+        ),
         (CRASH, "Uninitialized __global__ memory read of size 4 bytes"),
     ],
 )
 def test_first_finding_with_its_line(log: str, wanted: str | None) -> None:
     assert finding(log) == wanted
+
+
+def test_names_without_end_cost_no_time() -> None:
+    """A file's name is the program's choice (#line), and may look like many places."""
+    log = WRITE.replace("kernel.cu:12", "at x+0x1 in " * 10_000)
+    started = time.process_time()
+    assert finding(log) == "Invalid __global__ write of size 4 bytes"
+    assert time.process_time() - started < 1.0
 
 
 def test_without_the_tool_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,10 +42,12 @@ _COUNTED = frozenset(
 )
 
 _PREFIX = "========= "
+#: Characters looked at in one line: names in it are the program's choice, and matching takes their square.
+_LINE = 1000
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?")
-_IDLE = re.compile(
-    r"COMPUTE-SANITIZER|.*SUMMARY|Warning|Info|Saved host|Host Frame|Target application|Internal|\s|$"
-)
+_IDLE = re.compile(r"COMPUTE-SANITIZER|.*SUMMARY|Warning|Info|Saved host|Host Frame|Target application|\s|$")
+#: What a tool says of its own failure, which it counts among the errors.
+_BROKEN = re.compile(r"(Error: )?Internal ")
 _PLACE = re.compile(r"\bat (?P<function>.+?)\+0x[0-9a-f]+ in (?P<file>\S+?):(?P<line>\d+)")
 
 
@@ -80,10 +82,9 @@ class Sanitizer:
         with ThreadPoolExecutor(len(TOOLS)) as pool:
             logs = list(pool.map(lambda tool: self._log(command, tool, prepared, case, inputs), TOOLS))
         named = dict(zip(TOOLS, logs, strict=True))
-        done = tuple(tool for tool, (log, why) in named.items() if not why and _SUMMARY.search(log))
-        failed = tuple(
-            f"{tool}: {why or 'no summary'}" for tool, (_, why) in named.items() if tool not in done
-        )
+        reasons = {tool: why or _obstacle(log) for tool, (log, why) in named.items()}
+        done = tuple(tool for tool, why in reasons.items() if not why)
+        failed = tuple(f"{tool}: {why}" for tool, why in reasons.items() if why)
         for tool, (log, _) in named.items():
             found = finding(log)
             if found is not None:
@@ -166,15 +167,27 @@ def small_case(task: Task) -> Case:
     return next((case for case in cases if size(case) >= ENOUGH_BYTES), cases[-1])
 
 
+def _lines(log: str) -> list[str]:
+    found = (line.removeprefix(_PREFIX) for line in log.splitlines() if line.startswith(_PREFIX))
+    return [line[:_LINE] for line in found]
+
+
+def _obstacle(log: str) -> str:
+    """What kept a tool from its end, by its log; empty if nothing did."""
+    if not _SUMMARY.search(log):
+        return "no summary"
+    return next((line[:200] for line in _lines(log) if _BROKEN.match(line)), "")
+
+
 def finding(log: str) -> str | None:
     """The first error of a tool's log in one line, None if there is none (or the log is not whole)."""
     counts = [int(number) for match in _SUMMARY.finditer(log) for number in match.groups() if number]
     if not any(counts):
         return None
-    lines = [line.removeprefix(_PREFIX) for line in log.splitlines() if line.startswith(_PREFIX)]
-    start = next((i for i, line in enumerate(lines) if not _IDLE.match(line)), None)
+    lines = _lines(log)
+    start = next((i for i, line in enumerate(lines) if not (_IDLE.match(line) or _BROKEN.match(line))), None)
     if start is None:
-        return f"{max(counts)} errors"
+        return None if _obstacle(log) else f"{max(counts)} errors"
     what = re.sub(r"0x[0-9a-f]{6,}", "an address", lines[start]).strip()
     for line in lines[start : start + 6]:
         place = _PLACE.search(line)
