@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from kb_env.backends import gpu_obstacle
+from kb_env.gpu.crew import Crew
+from kb_env.gpu.evaluator import BASELINES, GpuEvaluator
 from kb_env.gpu.oracle import Oracle
-from kb_env.gpu.protocol import Draw, Drawn, Pose
+from kb_env.gpu.protocol import DeviceFacts, Draw, Drawn, Pose
 from kb_env.gpu.sanitizer import Report, Sanitizer, StandIn, finding, small_case
 from kb_env.prepare import prepare
 from kb_env.task import load_task
@@ -130,6 +132,33 @@ def test_a_program_that_did_not_run_counts_for_no_tool(
     prepared = prepare(task, task.initial, "sm_90a", store, (case,))
     report = Sanitizer(0).check(prepared, case, ())
     assert report.tools == () and report.finding is None and len(report.failed) == 4
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_a_long_run_keeps_few_baselines(monkeypatch: pytest.MonkeyPatch, store: Path) -> None:
+    """Preparing needs of a GPU only its description, which is given here."""
+    shape = (
+        "NVIDIA H200",
+        "GPU-0",
+        "sm_90a",
+        13000,
+        132,
+        60 << 20,
+        141 << 30,
+        1980.0,
+        3201.0,
+        6016,
+        228 << 10,
+        64,
+    )
+    monkeypatch.setattr(Crew, "facts", DeviceFacts(*shape))
+    task = load_task("vector_add")
+    gpu = GpuEvaluator(store=store)
+    first = gpu._baseline(task, task.initial)
+    assert first.image and gpu._baseline(task, task.initial) is first
+    gpu._baselines.update({("", str(i)): first for i in range(BASELINES - 1)})
+    other = gpu._baseline(task, replace(task.initial, text=task.initial.text + "// best\n"))
+    assert gpu._baselines == {(task.key, other.program.key): other}
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

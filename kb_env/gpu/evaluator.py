@@ -47,6 +47,8 @@ from kb_env.types import (
 
 #: Pairs of an A/A control; its interval at this level must hold 1, unless it is this close to 1 anyway.
 CONTROL_PAIRS, CONTROL_LEVEL, CONTROL_SLACK = 12, 0.99, 0.01
+#: Baselines whose code is kept: in a long run every new best is one.
+BASELINES = 64
 #: Seconds to wait for another evaluation on the same GPU.
 LOCK_SECONDS = 600.0
 
@@ -136,12 +138,15 @@ class GpuEvaluator:
     def _baseline(self, task: Task, program: Program) -> Prepared:
         """The baseline's code is kept, its times never are."""
         key = task.key, program.key
-        if key not in self._baselines:
+        prepared = self._baselines.get(key)
+        if prepared is None:
             prepared = self.prepare(task, program)
             if prepared.fault is not None:
                 raise KbError(f"the baseline of {task.name} cannot be measured: {prepared.fault.message}")
+            if len(self._baselines) >= BASELINES:
+                self._baselines.clear()
             self._baselines[key] = prepared
-        return self._baselines[key]
+        return prepared
 
     def _measure(
         self, prepared: Prepared, baseline: Prepared, purpose: Purpose, retries: int | None = None
