@@ -41,6 +41,9 @@ TENSOR_MAP_MAGIC = b"kb tensor map 1\0"
 TENSOR_MAP_SIZE, TENSOR_MAP_ALIGN = 128, 64
 #: Uploads that hold addresses may have this many bytes.
 TABLE_BYTES = 1 << 20
+#: Addresses and bytes of half-written words in one plan. Each costs this process microseconds and a hundred
+#: bytes, and a record has room for eight million addresses; four to each operation are more than programs need.
+RELOCATION_LIMIT = 4 * OPERATION_LIMIT
 
 
 class RecordFault(Exception):
@@ -262,10 +265,11 @@ def _differs(what: str) -> RecordFault:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Join:
     buffers: int
     layouts: tuple[Layout, ...]
+    room: int = RELOCATION_LIMIT
 
     def locate(self, address: int, layout: Layout) -> tuple[int, int] | None:
         """Buffer and offset of a fake address; the offset may lie outside the buffer by up to 16 GiB."""
@@ -372,6 +376,9 @@ class _Join:
             if at % 8 == 0 and one[at : at + 8] == two[at : at + 8]:
                 at += 8
                 continue
+            self.room -= 1
+            if self.room < 0:
+                raise RecordFault(Status.REFUSED, f"a plan may hold {RELOCATION_LIMIT} addresses")
             if at % 8 == 0 and at + 8 <= len(one):
                 (a,), (b,) = struct.unpack_from("<Q", one, at), struct.unpack_from("<Q", two, at)
                 found = self.locate(a, self.layouts[0])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kb_env.plan import Launch, LaunchPlan, Upload, check_plan
 from kb_env.record import LAYOUTS
-from kb_env.record_frames import TENSOR_MAP_MAGIC, RecordFault, merge, parse
+from kb_env.record_frames import TABLE_BYTES, TENSOR_MAP_MAGIC, RecordFault, merge, parse
 from kb_env.types import KbError, Status
 
 ARGUMENTS = (("x", 4096), ("y", 4096))
@@ -159,3 +159,15 @@ def test_addresses_in_an_upload_become_relocations() -> None:
             for i in (0, 1)
         )
         merge("check0", ARGUMENTS, (one, two), LAYOUTS)
+
+
+def test_a_plan_of_endless_addresses_is_refused() -> None:
+    """Tables within their limits, but as many as a record has room for: each address costs time and memory."""
+    bodies = []
+    for base, stride, _ in LAYOUTS:
+        table = upload(base + stride, struct.pack("<Q", base) * (TABLE_BYTES // 8))
+        bodies.append(framed(launch([bytes(8)]) + table * 3 + b"\x09"))
+    one, two = (parse(body, 1)[0] for body in bodies)
+    with pytest.raises(RecordFault, match="addresses") as caught:
+        merge("check0", ARGUMENTS, (one, two), LAYOUTS)
+    assert caught.value.status is Status.REFUSED
