@@ -95,7 +95,7 @@ class Remembering:
         for item in key:
             if isinstance(item, Purpose):
                 baseline = item.baseline.key if item.baseline is not None else "initial"
-                parts += [baseline, item.baseline_name, str(item.profile), str(item.seed)]
+                parts += [baseline, repr(replace(item, baseline=None))]
             else:
                 parts.append(str(item))
         return self.folder / f"{digest(chr(0).join(parts))}.record"

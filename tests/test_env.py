@@ -22,6 +22,7 @@ import kb_env
 from kb_env.backends import choose, explain, gpu_obstacle, make_evaluator
 from kb_env.edits import ACTION_LIMIT, diff_action
 from kb_env.env import CudaEnv
+from kb_env.evaluators import Purpose
 from kb_env.observe import INFO_KEYS
 from kb_env.records import pack, unpack
 from kb_env.remember import Remembering
@@ -341,6 +342,10 @@ def test_remembered_evaluations_outlive_their_process_in_a_folder(tmp_path: Path
     assert episodes[0] == episodes[1]
     assert calls[0] > 0
     assert calls[1] == 0
+    again = PaperEvaluator()
+    for purpose in (Purpose(), Purpose(sanitize=True), Purpose(libraries=("eager",)), Purpose(sanitize=True)):
+        Remembering(again, tmp_path).evaluate(TASK, TASK.initial, purpose)
+    assert len(again.calls) == 3  # what is asked for beside the times is part of the question
     for path in tmp_path.iterdir():  # damaged or of another version: made again
         path.write_bytes(b"\xc1 no record")
     assert Remembering(PaperEvaluator(), tmp_path).evaluate(TASK, TASK.initial).verified
