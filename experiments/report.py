@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-import unicodedata
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from experiments.figures import by_policy, costs, draw, endings, task_bars, tech
 from experiments.metrics import Summary, summarize
 from experiments.run_folder import RunFolder, episode_name, lean, unified_diff
 from kb_env.files import write_atomic
+from kb_env.observe import legible
 from kb_env.types import Episode, KbError, StepRecord
 
 
@@ -59,10 +59,7 @@ SHOWN = 12_000
 def visible(text: object) -> str:
     """Text with control, surrogate and direction characters as U+FFFD, cut to SHOWN characters."""
     whole = str(text)
-    kept = "".join(
-        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs") else "\ufffd"
-        for char in whole[:SHOWN]
-    )
+    kept = legible(whole[:SHOWN])
     return kept if len(whole) <= SHOWN else f"{kept}\n(cut: {len(whole) - SHOWN} more characters)"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -96,9 +97,24 @@ def task_text(task: Task) -> str:
     return "\n".join(lines)
 
 
+def legible(text: str) -> str:
+    """``text`` with U+FFFD for all that a terminal or a page would obey instead of showing it.
+
+    Control characters but line end and tabulator, format characters (U+202E turns the direction of what
+    follows; others are not seen at all) and halves of surrogate pairs: categories Cc, Cf and Cs.
+    """
+    lines = text.replace("\r\n", "\n")
+    if lines.isascii() and lines.replace("\n", "").replace("\t", "").isprintable():
+        return lines
+    return "".join(
+        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs") else "\ufffd"
+        for char in lines
+    )
+
+
 def clean(text: str) -> str:
-    """Text that a candidate may have written, made printable and cut to a bearable length."""
-    return _MESSAGE.clean(text)
+    """Text that a candidate may have written, cut to a bearable length and made legible."""
+    return legible(_MESSAGE.clean(text))
 
 
 def interval(middle: float | None, low: float | None, high: float | None) -> str:

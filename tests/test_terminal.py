@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import unicodedata
 
 from rich.console import Console
 
 from experiments.check import words
 from experiments.run import show_diff
+from kb_env.observe import clean
 
-HOSTILE = "error: \x1b[2J\x1b]0;owned\x07 wiped\r+ fake \x9b31m line\nsecond \x7f line"
+HOSTILE = (
+    "error: \x1b[2J\x1b]0;owned\x07 wiped\r+ fake \x9b31m line\nsecond \x7f line \u202eenil\u2069\u200b\ufeff"
+)
 
 
 def controls(text: str) -> set[str]:
-    return {char for char in text if (ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160}
+    return {char for char in text if char != "\n" and unicodedata.category(char) in ("Cc", "Cf", "Cs")}
 
 
 def test_check_prints_no_control_characters() -> None:
@@ -38,3 +42,8 @@ def test_a_diff_prints_no_control_characters() -> None:
     show_diff(Console(file=out, soft_wrap=True, force_terminal=False), f"--- a\n+++ b\n+{HOSTILE}\n")
     assert controls(out.getvalue()) == set()
     assert "second" in out.getvalue()
+
+
+def test_line_ends_and_letters_stay() -> None:
+    assert clean("a\r\nb\tc é 漢 \u00a0\n") == "a\nb\tc é 漢 \u00a0\n"
+    assert clean("a\rb\x0bc\u202dd") == "a\ufffdb\ufffdc\ufffdd"
