@@ -33,7 +33,6 @@ from kb_env.evaluators import Evaluator
 from kb_env.remember import Remembering
 from kb_env.task import builtin_names
 from kb_env.types import Episode, KbError
-from kb_env.versions import versions
 from memory.starter import starter
 from policies.policy import takes
 
@@ -128,12 +127,7 @@ def check(args: Args) -> RunFolder:
     free = ("out", "resume", "json", "llm", "arms")  # arms may be added to a run
     facts = {key: value for key, value in dataclasses.asdict(args).items() if key not in free}
     facts |= deciding(args.llm)
-    if not (args.out / "run.json").exists():
-        folder.begin({"args": facts, "versions": versions()})
-    elif not args.resume:
-        raise KbError(f"{args.out} holds a run: add --resume to go on with it, or choose another --out")
-    elif folder.facts()["args"] != json.loads(json.dumps(facts, default=str)):
-        raise KbError(f"{args.out} was planned otherwise: repeat its arguments, or choose another --out")
+    folder.plan(facts, args.resume)
     return folder
 
 

@@ -23,7 +23,6 @@ from kb_env.backends import explain, make_evaluator
 from kb_env.files import write_atomic
 from kb_env.task import builtin_names, load_task
 from kb_env.types import Episode, KbError
-from kb_env.versions import versions
 
 #: Plays streams under conditions; yields (stream, episode) or (stream, why it failed).
 Player = Callable[
@@ -106,14 +105,7 @@ def names(text: str, everything: Sequence[str]) -> list[str]:
 def prepare_folder(args: Args) -> RunFolder:
     """The run folder: new, or with ``--resume`` one whose plan is the same."""
     folder = RunFolder(args.out)
-    facts = {"args": _plan_facts(args), "versions": versions()}
-    if (args.out / "run.json").exists():
-        if not args.resume:
-            raise KbError(f"{args.out} holds a run: add --resume to go on with it, or choose another --out")
-        if folder.facts()["args"] != json.loads(json.dumps(facts["args"], default=str)):
-            raise KbError(f"{args.out} was planned otherwise: repeat its arguments, or choose another --out")
-    else:
-        folder.begin(facts)
+    folder.plan(_plan_facts(args), args.resume)
     return folder
 
 
@@ -139,12 +131,7 @@ def remaining(streams: Sequence[Stream], folder: RunFolder) -> list[tuple[Stream
     """Streams with an episode still to play, each with its finished first ones."""
     work = []
     for stream in streams:
-        done: list[Episode] = []
-        for name in stream.names:
-            episode = folder.load(name)
-            if episode is None:
-                break
-            done.append(episode)
+        done = folder.finished(stream.names)
         if len(done) < len(stream.tasks):
             work.append((stream, done))
     # The longest first: a remembering stream plays its tasks one after the other and would end last.

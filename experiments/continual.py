@@ -40,13 +40,8 @@ def play_all(
     found: dict[str, Episode] = {}
     work = []
     for stream in streams:
-        done = []
-        for name in stream.names:
-            episode = folder.load(name)
-            if episode is None:
-                break
-            done.append(episode)
-            found[name] = episode
+        done = folder.finished(stream.names)
+        found.update(zip(stream.names, done, strict=False))
         if len(done) < len(stream.tasks):
             work.append((stream, done))
     for stream, outcome in _played(work, conditions, backend, workers, make):

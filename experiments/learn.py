@@ -31,7 +31,6 @@ from experiments.teaching import teach
 from kb_env.backends import explain, make_evaluator
 from kb_env.task import builtin_names, load_task
 from kb_env.types import Episode, KbError
-from kb_env.versions import versions
 from memory.entries import Operation
 from memory.starter import starter
 from memory.store import Memory
@@ -87,12 +86,7 @@ def begin(args: Args) -> RunFolder:
     free = ("out", "resume", "json", "workers", "llm")  # these do not decide results
     facts = {k: v for k, v in dataclasses.asdict(args).items() if k not in free}
     facts |= deciding(args.llm)
-    if not (args.out / "run.json").exists():
-        folder.begin({"args": facts, "versions": versions()})
-    elif not args.resume:
-        raise KbError(f"{args.out} holds a run: add --resume to go on with it, or choose another --out")
-    elif folder.facts()["args"] != json.loads(json.dumps(facts, default=str)):
-        raise KbError(f"{args.out} was planned otherwise: repeat its arguments, or choose another --out")
+    folder.plan(facts, args.resume)
     return folder
 
 

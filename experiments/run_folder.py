@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from kb_env.files import write_atomic
 from kb_env.records import RecordError, pack, unpack
 from kb_env.types import Episode, Evaluation, KbError, StepRecord
+from kb_env.versions import versions
 
 #: Up to the last @ of a JSON string: a password that should have been quoted is one all the same.
 _CREDENTIALS = re.compile(r'://(?:\\.|[^"\\])*@')
@@ -117,6 +118,19 @@ class RunFolder:
         text = _CREDENTIALS.sub("://", json.dumps(facts, indent=1, default=str))
         write_atomic(self.path / "run.json", text.encode())
 
+    def plan(self, args: Mapping[str, object], resume: bool) -> None:
+        """Begin a run planned by ``args``, those that decide results, or go on with the same plan.
+
+        Raises:
+            KbError: if the folder holds a run and ``resume`` is not given, or one of another plan.
+        """
+        if not (self.path / "run.json").exists():
+            self.begin({"args": args, "versions": versions()})
+        elif not resume:
+            raise KbError(f"{self.path} holds a run: add --resume to go on with it, or choose another --out")
+        elif self.facts()["args"] != json.loads(json.dumps(args, default=str)):
+            raise KbError(f"{self.path} was planned otherwise: repeat its arguments, or choose another --out")
+
     def facts(self) -> dict[str, object]:
         try:
             loaded = json.loads((self.path / "run.json").read_text())
@@ -185,6 +199,15 @@ class RunFolder:
         except RecordError:
             return None
         return None if episode.ended == "running" else episode
+
+    def finished(self, names: Sequence[str]) -> list[Episode]:
+        """The finished episodes of ``names`` in order, up to the first that is not."""
+        found = []
+        for name in names:
+            if (episode := self.load(name)) is None:
+                break
+            found.append(episode)
+        return found
 
     def episodes(self) -> Iterator[Episode]:
         """Every readable episode, in order of file name."""
