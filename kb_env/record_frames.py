@@ -41,8 +41,9 @@ TENSOR_MAP_MAGIC = b"kb tensor map 1\0"
 TENSOR_MAP_SIZE, TENSOR_MAP_ALIGN = 128, 64
 #: Uploads that hold addresses may have this many bytes.
 TABLE_BYTES = 1 << 20
-#: Addresses and bytes of half-written words in one plan. Each costs this process microseconds and a hundred
-#: bytes, and a record has room for eight million addresses; four to each operation are more than programs need.
+#: Addresses, bytes of half-written words and words of descriptors in one plan. Each costs this process
+#: microseconds and a hundred bytes, and a record has room for eight million addresses; four to each operation
+#: are more than programs need.
 RELOCATION_LIMIT = 4 * OPERATION_LIMIT
 
 
@@ -278,6 +279,11 @@ class _Join:
         offset = address - (first + index * stride)
         return (index, offset) if 0 <= index < self.buffers and abs(offset) < 1 << 34 else None
 
+    def spend(self, places: int) -> None:
+        self.room -= places
+        if self.room < 0:
+            raise RecordFault(Status.REFUSED, f"a plan may hold {RELOCATION_LIMIT} addresses")
+
     def place(self, one: int, two: int, what: str) -> tuple[int, int]:
         found = self.locate(one, self.layouts[0])
         if found is None or found != self.locate(two, self.layouts[1]):
@@ -352,6 +358,7 @@ class _Join:
 
     def tensor_map(self, parameter: int, at: int, one: bytes, two: bytes, kernel: str) -> TensorMap:
         """A descriptor out of what the stub wrote in the two recordings; plan.check_plan bounds its figures."""
+        self.spend(TENSOR_MAP_SIZE // 8)
         start = len(TENSOR_MAP_MAGIC)
         if one[:start] + one[start + 8 :] != two[:start] + two[start + 8 :]:
             raise _differs(f"a tensor descriptor of {kernel}")
@@ -376,9 +383,7 @@ class _Join:
             if at % 8 == 0 and one[at : at + 8] == two[at : at + 8]:
                 at += 8
                 continue
-            self.room -= 1
-            if self.room < 0:
-                raise RecordFault(Status.REFUSED, f"a plan may hold {RELOCATION_LIMIT} addresses")
+            self.spend(1)
             if at % 8 == 0 and at + 8 <= len(one):
                 (a,), (b,) = struct.unpack_from("<Q", one, at), struct.unpack_from("<Q", two, at)
                 found = self.locate(a, self.layouts[0])

@@ -161,12 +161,16 @@ def test_addresses_in_an_upload_become_relocations() -> None:
         merge("check0", ARGUMENTS, (one, two), LAYOUTS)
 
 
-def test_a_plan_of_endless_addresses_is_refused() -> None:
-    """Tables within their limits, but as many as a record has room for: each address costs time and memory."""
+@pytest.mark.parametrize("kind", ["tables", "descriptors"])
+def test_a_plan_of_endless_addresses_is_refused(kind: str) -> None:
+    """Each within its limits, but as many as a record has room for: each address costs time and memory."""
     bodies = []
     for base, stride, _ in LAYOUTS:
-        table = upload(base + stride, struct.pack("<Q", base) * (TABLE_BYTES // 8))
-        bodies.append(framed(launch([bytes(8)]) + table * 3 + b"\x09"))
+        if kind == "tables":
+            many = upload(base + stride, struct.pack("<Q", base) * (TABLE_BYTES // 8)) * 3
+        else:
+            many = launch([descriptor(base) * 200]) * 100
+        bodies.append(framed(launch([bytes(8)]) + many + b"\x09"))
     one, two = (parse(body, 1)[0] for body in bodies)
     with pytest.raises(RecordFault, match="addresses") as caught:
         merge("check0", ARGUMENTS, (one, two), LAYOUTS)
