@@ -21,7 +21,7 @@ from openai.types.chat import ChatCompletion
 
 from kb_env.types import KbError
 from policies.budget import BudgetSpent, NoAnswer, Usage
-from policies.request import Answer, Order, Settings
+from policies.request import MOST_TOKENS, Answer, Order, Settings
 
 #: Longest pause between attempts, and longest pause that a server may ask for (seconds).
 LONGEST_PAUSE, LONGEST_WAIT = 60.0, 600.0
@@ -102,7 +102,7 @@ def word(thing: object, name: str) -> str:
 
 def count(thing: object, name: str) -> int | None:
     value = getattr(thing, name, None)
-    return value if isinstance(value, int) and value >= 0 else None
+    return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None
 
 
 class Waiting(tenacity.wait.wait_base):

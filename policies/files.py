@@ -21,7 +21,7 @@ from kb_env.file_queue import FileQueue
 from kb_env.files import write_atomic
 from kb_env.types import KbError
 from policies.budget import NoAnswer
-from policies.request import Answer, Order, Settings
+from policies.request import MOST_TOKENS, Answer, Order, Settings
 
 #: Seconds that a text file has to rest before it counts as written.
 SETTLED = 2.0
@@ -129,6 +129,8 @@ class FileBridge:
         ]
         if min(tokens) < 0:
             raise ValueError("tokens cannot be negative")
+        if max(tokens) > MOST_TOKENS:
+            raise ValueError(f"more than {MOST_TOKENS} tokens")
         return Answer(text, str(found.get("finish", "stop")), self.settings.prices.usage(*tokens))
 
     def _pause(self, started: float) -> None:

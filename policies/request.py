@@ -18,6 +18,8 @@ Message = Mapping[str, str]
 REQUEST_BYTES, MESSAGE_BYTES = 64, 16
 #: No request is sent for an answer of fewer tokens than this (or than the settings ask for).
 SMALLEST_ANSWER = 64
+#: A count of tokens above this is none: a server may send any number.
+MOST_TOKENS = 1 << 40
 
 
 @dataclass(frozen=True)

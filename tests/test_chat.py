@@ -223,6 +223,17 @@ def test_usage_that_the_server_leaves_out_is_bounded(server: Server) -> None:
     assert chat.usage == Usage(1, bytes_of(server.requests[0]), 5)
 
 
+@pytest.mark.parametrize("odd", [10**400, 10**300, -1])
+def test_usage_that_is_no_count_is_bounded_like_usage_left_out(server: Server, odd: int) -> None:
+    server.say(answer("hello", prompt=odd), answer("hello", words=odd), answer("hello"))
+    chat = Chat(server.settings(prices=Prices(1.0, 2.0)))
+    for _ in range(3):
+        chat.ask(ASK)
+    size = bytes_of(server.requests[0])
+    assert (chat.usage.requests, chat.usage.answer_tokens) == (3, 15)
+    assert 10 < chat.usage.prompt_tokens - 10 <= 2 * size * 1.25 + 1 and chat.prompt_bound(server.requests[0])
+
+
 def test_a_server_without_schemas_is_asked_again_without(server: Server) -> None:
     server.say(failure(400, "response_format"), answer('{"gain": 1}'))
     chat = Chat(server.settings())

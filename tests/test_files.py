@@ -156,9 +156,10 @@ def test_json_answers_count_once_they_are_complete(tmp_path: Path) -> None:
 
     def slowly(place: Path, text: str) -> None:
         target = place.with_suffix(".json")
-        endless = '{"text": "x", "prompt_tokens": 1e999}'
+        endless, many = (f'{{"text": "x", "prompt_tokens": {number}}}' for number in ("1e999", "1e300"))
         for part in (
-            "", "[1]", '{"text": 1}', '{"text": "x", "prompt_tokens": -1}', whole[:20], endless, "[" * 100_000
+            "", "[1]", '{"text": 1}', '{"text": "x", "prompt_tokens": -1}', whole[:20], endless, many,
+            "[" * 100_000,
         ):  # fmt: skip
             target.write_text(part)
             time.sleep(0.05)
