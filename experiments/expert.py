@@ -37,7 +37,6 @@ from kb_env.evaluators import Evaluator
 from kb_env.files import write_atomic
 from kb_env.remember import Remembering
 from kb_env.types import Episode, KbError, Status, StepRecord
-from kb_env.versions import versions
 from memory.entries import Operation
 from memory.starter import starter
 from policies.maicrl_choice import read_log
@@ -214,9 +213,9 @@ def main(args: Args) -> int:
         raise KbError(f"the expert knows {', '.join(SCRIPTS)}: choose --tasks among them")
     if min(args.rounds, args.seeds, args.steps) < 1:
         raise KbError("--rounds, --seeds and --steps must be at least 1")
-    if (args.out / "run.json").exists() and not args.resume:
-        raise KbError(f"{args.out} holds a run: add --resume to go on with it, or choose another --out")
-    RunFolder(args.out).begin({"args": dataclasses.asdict(args), "versions": versions()})
+    free = ("out", "resume", "json")  # these do not decide results
+    facts = {key: value for key, value in dataclasses.asdict(args).items() if key not in free}
+    RunFolder(args.out).plan(facts, args.resume)
     evaluator = make_evaluator(args.backend)
     # The same inputs in all episodes: a program is evaluated once, however often the expert writes it.
     kept = Remembering(evaluator) if evaluator.source == "modelled" else evaluator
