@@ -77,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = tyro.cli(module.Args, args=words[len(name.split()) :], prog=f"kb {name}")
         return int(module.main(args))
     except KbError as error:
-        print(f"kb: {error}", file=sys.stderr)
+        from kb_env.observe import legible  # the error may quote a compiler, and so a candidate
+
+        print(f"kb: {legible(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("kb: interrupted; what was finished is kept", file=sys.stderr)
