@@ -21,7 +21,7 @@ from rich.table import Table
 
 from experiments.expert_model import Expert
 from experiments.expert_moves import SCRIPTS
-from experiments.metrics import Difference, Summary, best_so_far, bootstrap, difference, summarize
+from experiments.metrics import Difference, Summary, area, difference, summarize
 from experiments.model_args import NO_MODEL, ModelOptions, chat_settings, deciding
 from experiments.report import write_report
 from experiments.rounds import Arm, Rounds, play_arm
@@ -163,25 +163,15 @@ def play(
     return found
 
 
-def area_difference(whole: Sequence[Episode], rest: Sequence[Episode], name: str, steps: int) -> Difference:
-    """As :func:`experiments.metrics.difference`, of the mean log of the best so far."""
-    other = {(item.task, item.seed): item for item in rest}
-    gaps: dict[str, list[float]] = {}
-    for item in whole:
-        pair = item, other[item.task, item.seed]
-        one, two = (float(np.mean(np.log(best_so_far(episode, steps)))) for episode in pair)
-        gaps.setdefault(item.task, []).append(one - two)
-    point, low, high = bootstrap({task: np.array(row) for task, row in gaps.items()})
-    return Difference(FULL.label, name, point, low, high, sum(map(len, gaps.values())))
-
-
 def losses(found: dict[str, list[Episode]], steps: int) -> list[Loss]:
     whole = found[FULL.label]
-    return [
-        Loss(name, difference(whole, rest, (FULL.label, name)), area_difference(whole, rest, name, steps))
-        for name, rest in found.items()
-        if name != FULL.label
-    ]
+    lost = []
+    for name, rest in found.items():
+        if name != FULL.label:
+            names = FULL.label, name
+            soon = difference(whole, rest, names, lambda episode: area(episode, steps))
+            lost.append(Loss(name, difference(whole, rest, names), soon))
+    return lost
 
 
 def show(rows: Sequence[Summary], lost: Sequence[Loss], title: str) -> None:

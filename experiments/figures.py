@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from experiments.charts import Bar, Line, bars, lines
-from experiments.metrics import COSTS, best_against, best_so_far, bootstrap, log_table, spent
+from experiments.metrics import COSTS, Array, best_against, best_so_far, bootstrap, log_table, spent
 from kb_env.types import Episode, Status, StepRecord
 
 #: Resamplings of the intervals in charts.
@@ -38,38 +39,34 @@ def fast_p(groups: Mapping[str, Sequence[Episode]]) -> list[Line]:
 def progress(groups: Mapping[str, Sequence[Episode]]) -> list[Line]:
     """Geometric mean of the best so far after each step, with its stratified bootstrap band."""
     steps = max((len(episode.steps) for group in groups.values() for episode in group), default=1)
-    found = []
-    for name, group in groups.items():
-        curves: dict[str, list[Any]] = {}
-        for episode in group:
-            curves.setdefault(episode.task, []).append(np.log(best_so_far(episode, steps)))
-        rows = [
-            bootstrap({task: np.array([c[k] for c in kept]) for task, kept in curves.items()}, ROUNDS)
-            for k in range(steps + 1)
-        ]
-        mid, low, high = (tuple(math.exp(row[i]) for row in rows) for i in range(3))
-        found.append(Line(name, tuple(float(k) for k in range(steps + 1)), mid, low, high))
-    return found
+    grid = tuple(float(k) for k in range(steps + 1))
+    return [_band(name, group, grid, lambda e: best_so_far(e, steps)) for name, group in groups.items()]
 
 
 def against(groups: Mapping[str, Sequence[Episode]], name: str) -> list[Line]:
     """Geometric mean of the best once so much of cost ``name`` was spent, with its band."""
-    totals = {policy: max(spent(e)[name] for e in group) for policy, group in groups.items()}
     found = []
     for policy, group in groups.items():
-        if totals[policy] <= 0:
-            continue
-        grid = tuple(float(x) for x in np.linspace(0.0, totals[policy], 25))
-        curves: dict[str, list[Any]] = {}
-        for episode in group:
-            curves.setdefault(episode.task, []).append(np.log(best_against(episode, name, grid)))
-        rows = [
-            bootstrap({task: np.array([c[k] for c in kept]) for task, kept in curves.items()}, ROUNDS)
-            for k in range(len(grid))
-        ]
-        mid, low, high = (tuple(math.exp(row[i]) for row in rows) for i in range(3))
-        found.append(Line(policy, grid, mid, low, high))
+        total = max(spent(episode)[name] for episode in group)
+        if total > 0:
+            grid = tuple(float(x) for x in np.linspace(0.0, total, 25))
+            found.append(_band(policy, group, grid, partial(best_against, name=name, grid=grid)))
     return found
+
+
+def _band(
+    name: str, group: Sequence[Episode], grid: tuple[float, ...], curve: Callable[[Episode], Array]
+) -> Line:
+    """The geometric mean of the episodes' curves at each point of ``grid``, with its bootstrap band."""
+    curves: dict[str, list[Array]] = {}
+    for episode in group:
+        curves.setdefault(episode.task, []).append(np.log(curve(episode)))
+    rows = [
+        bootstrap({task: np.array([c[k] for c in kept]) for task, kept in curves.items()}, ROUNDS)
+        for k in range(len(grid))
+    ]
+    mid, low, high = (tuple(math.exp(row[i]) for row in rows) for i in range(3))
+    return Line(name, grid, mid, low, high)
 
 
 def task_bars(groups: Mapping[str, Sequence[Episode]]) -> list[Bar]:

@@ -187,7 +187,7 @@ def area(episode: Episode, steps: int) -> float:
 class Difference:
     """``first`` against ``second`` over the (task, seed) pairs both played.
 
-    ``mean`` is of the differences of log speedups, with its interval; ``better`` the share of pairs
+    ``mean`` is of the differences of log speedups (or another score), with its interval; ``better`` the share of pairs
     where ``first`` is ahead, ties counting half; ``p`` of a sign-flip test with tasks as units.
     """
 
@@ -201,13 +201,23 @@ class Difference:
     p: float = math.nan
 
 
-def difference(first: Sequence[Episode], second: Sequence[Episode], names: tuple[str, str]) -> Difference:
-    """Paired by task and seed; positive where ``first`` is better."""
-    other = {(item.task, item.seed): item.best_speedup for item in second}
+def difference(
+    first: Sequence[Episode],
+    second: Sequence[Episode],
+    names: tuple[str, str],
+    score: Callable[[Episode], float] | None = None,
+) -> Difference:
+    """Paired by task and seed; positive where ``first`` is better.
+
+    Of ``score``; default: the log of the final best speedup.
+    """
+    other = {(item.task, item.seed): item for item in second}
     gaps: dict[str, list[float]] = {}
     for item in first:
-        if (item.task, item.seed) in other:
-            gaps.setdefault(item.task, []).append(math.log(item.best_speedup / other[item.task, item.seed]))
+        rival = other.get((item.task, item.seed))
+        if rival is not None:
+            gap = score(item) - score(rival) if score else math.log(item.best_speedup / rival.best_speedup)
+            gaps.setdefault(item.task, []).append(gap)
     if not gaps:
         return Difference(*names, math.nan, math.nan, math.nan, 0)
     point, low, high = bootstrap({task: np.array(row) for task, row in gaps.items()})
