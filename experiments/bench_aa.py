@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kb_env.evaluators import Prepared, Purpose
+from kb_env.files import write_atomic
 from kb_env.gpu.evaluator import GpuEvaluator
 from kb_env.task import builtin_names, load_task, solutions
 from kb_env.types import Evaluation, KbError, Program, Task
@@ -126,7 +127,7 @@ def aa_runs(gpu: GpuEvaluator, args: Args, results: dict[str, object]) -> list[R
                     Run(name, timing.speedup_low, timing.speedup_high, us, len(timing.candidate_us), seconds)
                 )
         results["aa"] = summary(found)
-        args.out.write_text(json.dumps(results, indent=1))
+        write_atomic(args.out, json.dumps(results, indent=1).encode())
     return found
 
 
@@ -208,7 +209,7 @@ def main(args: Args) -> int:
                 f"again: {agree} of {len(pairs)} pairs of intervals overlap; {far} differ by more than both"
             )
             ok = ok and agree == len(pairs)
-        args.out.write_text(json.dumps(results, indent=1))
+        write_atomic(args.out, json.dumps(results, indent=1).encode())
     return 0 if ok else 1
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kb_env.evaluators import Prepared, Purpose
+from kb_env.files import write_atomic
 from kb_env.gpu.evaluator import GpuEvaluator
 from kb_env.prepare import prepare
 from kb_env.task import load_task
@@ -46,7 +47,7 @@ class Args:
 def main(args: Args) -> int:
     """Run the benchmark, print one line a task, write the figures; 0, or KbError."""
     results = measure(args)
-    args.out.write_text(json.dumps(results, indent=1))
+    write_atomic(args.out, json.dumps(results, indent=1).encode())
     for name in args.tasks:
         print(_line(name, results[name]))  # type: ignore[arg-type]
     return 0

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kb_env.evaluators import Prepared
+from kb_env.files import write_atomic
 from kb_env.gpu.controls import Controls
 from kb_env.gpu.evaluator import GpuEvaluator
 from kb_env.gpu.health import Monitor
@@ -195,7 +196,7 @@ def main(args: Args) -> int:
     found |= {"seconds": round(seconds, 1), "before": vars(before), "after": vars(after)}
     found["leaked"] = leaked = _leaked(before, after, found["held"])  # type: ignore[arg-type]
     late = [name for name, s in found["start_after_fault_max_s"].items() if s > START_LIMIT]  # type: ignore[attr-defined]
-    args.out.write_text(json.dumps(found, indent=1))
+    write_atomic(args.out, json.dumps(found, indent=1).encode())
     print(json.dumps({key: value for key, value in found.items() if key != "held"}, indent=1))
     for item in found["held"]:  # type: ignore[attr-defined]
         print(item)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from kb_env.backends import explain, make_evaluator
 from kb_env.evaluators import Evaluator, Prepared
+from kb_env.files import write_atomic
 from kb_env.task import builtin_names, expected_status, load_task, solutions
 from kb_env.types import Evaluation, KbError, Program, Status, Task
 
@@ -235,7 +236,7 @@ def main(args: Args) -> int:
         found = summary(explain(args.backend), evaluator.device, results, time.monotonic() - started)
     text = json.dumps(found, indent=1)
     if args.out is not None:
-        args.out.write_text(text + "\n")
+        write_atomic(args.out, f"{text}\n".encode())
     print(text if args.json else _totals(found))
     return 0 if not any(result.verdict != "ok" for result in results) else 1
 
@@ -255,7 +256,7 @@ def _live(evaluator: Evaluator, candidates: Sequence[Candidate], args: Args) -> 
     for result in results:
         print(_line(result))
     if args.out is not None:
-        args.out.write_text(json.dumps([vars(result) for result in results], indent=1) + "\n")
+        write_atomic(args.out, json.dumps([vars(result) for result in results], indent=1).encode() + b"\n")
     dead = [result.name for result in results if result.verdict != "live"]
     print(f"{len(results) - len(dead)} of {len(results)} exploits with a switch are live {' '.join(dead)}")
     return 1 if dead else 0

@@ -22,6 +22,7 @@ import numpy as np
 import tyro
 
 from kb_env.build import toolchain
+from kb_env.files import write_atomic
 from kb_env.plan import PLAN_SCHEMA, Buffer, Launch, LaunchPlan, Pointer
 from kb_env.sim.evaluator import SimEvaluator
 from kb_env.sim.findings import Finding
@@ -189,7 +190,7 @@ def main(args: Args) -> int:
             alarms = sum(not row.good for row in mine) - unrun
             print(f"honest programs: {len(mine)}, false alarms: {alarms}, not run: {unrun}")
     if args.out:
-        args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        write_atomic(args.out, json.dumps([asdict(row) for row in rows], indent=1).encode())
     return 0 if all(row.good for row in rows) else 1
 
 

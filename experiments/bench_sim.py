@@ -34,6 +34,7 @@ from scipy.stats import spearmanr
 from experiments import sim_measure
 from experiments.sim_corpus import load, text_hash
 from experiments.sim_counters import Pair, pairs, report
+from kb_env.files import write_atomic
 from kb_env.sim.evaluator import SimEvaluator
 from kb_env.store import default_store
 from kb_env.task import builtin_names, load_task, solutions
@@ -319,11 +320,8 @@ def main(args: Args) -> int:
             print(f"{task:<28} {_facts(mine)}")
     result: dict[str, Any] = {"source": "modelled", "device": device, "part": args.part, **asdict(found)}
     if args.save:
-        draft = STORED.with_suffix(".draft")
-        draft.parent.mkdir(exist_ok=True)
         kept = [asdict(row) for row in rows]
-        draft.write_text(json.dumps({**result, "rows": kept}, indent=1) + "\n")
-        draft.replace(STORED)
+        write_atomic(STORED, json.dumps({**result, "rows": kept}, indent=1).encode() + b"\n")
     _print(result, args.json)
     return 0
 

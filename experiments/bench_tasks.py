@@ -20,6 +20,7 @@ from pathlib import Path
 
 from kb_env.backends import gpu_obstacle
 from kb_env.evaluators import Prepared, Purpose
+from kb_env.files import write_atomic
 from kb_env.gpu.beside import LibraryBaselines
 from kb_env.gpu.evaluator import GpuEvaluator
 from kb_env.gpu.roofline import describe, roofline_us
@@ -187,10 +188,9 @@ def _note(row: Row, name: str, found: Evaluation, program: Program) -> None:
 
 
 def _write(rows: list[Row], device: str, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
     data = {"device": device, "rows": [vars(row) for row in rows]}
-    out.with_suffix(".json").write_text(json.dumps(data, indent=1))
-    out.with_suffix(".md").write_text(table(rows, device))
+    write_atomic(out.with_suffix(".json"), json.dumps(data, indent=1).encode())
+    write_atomic(out.with_suffix(".md"), table(rows, device).encode())
 
 
 def table(rows: list[Row], device: str) -> str:

@@ -26,6 +26,7 @@ from statistics import median
 
 import torch
 
+from kb_env.files import write_atomic
 from kb_env.numerics import Comparison, Reference
 from kb_env.task import builtin_names, expected_status, load_task, solutions
 from kb_env.types import Case, KbError, Program, Status, Task, arithmetic
@@ -345,7 +346,7 @@ def main() -> None:
     text = table(tasks, rows)
     print(text)
     if options.out:
-        options.out.write_text(text + "\n")
+        write_atomic(options.out, f"{text}\n".encode())
 
 
 def only_wrong(task: Task) -> list[str]:

@@ -19,6 +19,7 @@ import tyro
 
 from kb_env.build import build
 from kb_env.device_answers import answers_for
+from kb_env.files import write_atomic
 from kb_env.plan import check_plan
 from kb_env.record import record
 from kb_env.sim.client import Client, Failure
@@ -209,7 +210,7 @@ def main(args: Args) -> int:
             times = f"compile {row.compile_seconds:5.2f} s run {row.run_seconds:6.2f} s"
             print(f"{row.outcome:9s} {row.name:60s} {times} {row.message}", flush=True)
             if args.out:
-                args.out.write_text(json.dumps([asdict(item) for item in rows], indent=1))
+                write_atomic(args.out, json.dumps([asdict(item) for item in rows], indent=1).encode())
     finally:
         client.close()
     accepted = [row for row in rows if row.outcome != "nvcc"]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import tyro
 
+from kb_env.files import write_atomic
 from kb_env.sim.evaluator import SimEvaluator
 from kb_env.task import builtin_names, load_task, solutions
 
@@ -89,7 +90,7 @@ def main(args: Args) -> int:
             f"{'cached' if cached else 'cold'}: median {wall:.3f} s wall, {cpu:.3f} s of processor, {len(mine)} steps"
         )
     if args.out:
-        args.out.write_text(json.dumps([vars(row) for row in rows], indent=1))
+        write_atomic(args.out, json.dumps([vars(row) for row in rows], indent=1).encode())
     return 0
 
 
