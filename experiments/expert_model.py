@@ -30,7 +30,7 @@ _TASK = re.compile(r"^## Task\n(\w+):", re.MULTILINE)
 _PROGRAM = re.compile(r"^## Current program\n(`{3,})cuda\n(.*?)\n\1$", re.MULTILINE | re.DOTALL)
 _TECHNIQUE = re.compile(r"^Apply this technique: (.+)$", re.MULTILINE)
 _ROW = re.compile(
-    r"^- (?P<technique>.+?) in (?P<signature>\S+): predicted .+?, measured (?P<measured>[\d.]+) times "
+    r"^- (?P<technique>.+?) in (?P<signature>\S+): predicted .+?, (?:measured|modelled) (?P<found>[\d.]+) times "
     r"\((?P<count>\d+) verified, \d+ failed\); now believed (?P<believed>[\d.]+) times$",
     re.MULTILINE,
 )
@@ -118,7 +118,7 @@ def gaps(prompt: str) -> str:
     beliefs = [match.groupdict() for match in _BELIEF.finditer(prompt)]
     found = []
     for row in rows:
-        measured, believed = float(row["measured"]), float(row["believed"])
+        measured, believed = float(row["found"]), float(row["believed"])
         if not 0.2 <= measured <= 8.0:
             continue
         wrong = [
@@ -133,7 +133,7 @@ def gaps(prompt: str) -> str:
     if rows:
         most = max(rows, key=lambda row: int(row["count"]))
         found.append(_operation("adjust", most, speedup=8.0))  # a mistake: to be rejected
-        text = f"{most['count']} tries gave {most['measured']} times on average."
+        text = f"{most['count']} tries gave {most['found']} times on average."
         found.append(_operation("note", most, text=text))
     return json.dumps({"operations": found[-12:]})
 

@@ -21,15 +21,19 @@ FAILED_GAIN = -0.5
 
 @dataclass(frozen=True)
 class Miss:
-    """One technique in one signature: ``count`` verified steps, mean log gains predicted and measured."""
+    """One technique in one signature: ``count`` verified steps, mean log gains predicted and found.
+
+    ``source`` says what the found ones are: ``measured`` or ``modelled``.
+    """
 
     technique: str
     signature: str
     count: int
     failures: int
     predicted: float
-    measured: float
+    found: float
     believed: float
+    source: str
 
 
 def split_steps(experiences: Sequence[Experience]) -> tuple[list[Experience], list[Experience]]:
@@ -47,7 +51,7 @@ def split_steps(experiences: Sequence[Experience]) -> tuple[list[Experience], li
 
 
 def evaluate(experiences: Sequence[Experience], knowledge: Knowledge) -> list[Miss]:
-    """Policy evaluation, the largest misses first: predicted against measured by technique and signature."""
+    """Policy evaluation, the largest misses first: predicted against found by technique and signature."""
     groups: dict[tuple[str, str, str, str], list[Experience]] = {}
     for item in experiences:
         held = signature(item.profile)
@@ -57,23 +61,24 @@ def evaluate(experiences: Sequence[Experience], knowledge: Knowledge) -> list[Mi
     for (name, held, device, source), items in groups.items():
         gains = [item.gain for item in items if item.gain is not None]
         foreseen = [item.predicted for item in items if item.predicted is not None]
-        measured = math.fsum(gains) / len(gains) if gains else math.nan
+        found = math.fsum(gains) / len(gains) if gains else math.nan
         predicted = math.fsum(foreseen) / len(foreseen) if foreseen else math.nan
         belief = knowledge.posterior(name, held, device, source)
-        misses.append(Miss(name, held, len(gains), len(items) - len(gains), predicted, measured, belief.mean))
+        failures = len(items) - len(gains)
+        misses.append(Miss(name, held, len(gains), failures, predicted, found, belief.mean, source))
     return sorted(misses, key=lambda miss: (-_size(miss), miss.technique, miss.signature))
 
 
 def _size(miss: Miss) -> float:
-    gap = miss.measured - miss.predicted
+    gap = miss.found - miss.predicted
     return abs(gap) if math.isfinite(gap) else abs(FAILED_GAIN) if not miss.count else 0.0
 
 
 def miss_words(miss: Miss) -> str:
     predicted = "nothing" if math.isnan(miss.predicted) else f"{ratio(miss.predicted)} times"
-    measured = "none verified" if not miss.count else f"{ratio(miss.measured)} times"
+    found = "none verified" if not miss.count else f"{ratio(miss.found)} times"
     return (
-        f"- {miss.technique} in {miss.signature}: predicted {predicted}, measured {measured} "
+        f"- {miss.technique} in {miss.signature}: predicted {predicted}, {miss.source} {found} "
         f"({miss.count} verified, {miss.failures} failed); now believed {ratio(miss.believed)} times"
     )
 

@@ -155,7 +155,7 @@ def case_words(item: Recollection, diff: str, raw_profile: bool = False) -> str:
 def gap_prompt(evaluation: str, beliefs: str, cases: Mapping[str, str], budget: int) -> Prompt:
     """The request for operations on the knowledge base."""
     parts = [
-        Part("Predicted and measured", evaluation, 0, 2500),
+        Part("Predictions and outcomes", evaluation, 0, 2500),
         Part("Beliefs and notes that may be replaced", beliefs, 1, 2000),
         *(Part(title, text, 2, 4000) for title, text in cases.items()),
     ]

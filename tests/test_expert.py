@@ -48,10 +48,11 @@ def test_every_scripted_move_is_offered_and_its_answer_applies(task: str) -> Non
         parse_action(asked("another role", f"## Task\n{task}: x"))
 
 
-def test_the_expert_reads_the_numbers_of_a_gap_analysis() -> None:
+@pytest.mark.parametrize("source", ["measured", "modelled"])
+def test_the_expert_reads_the_numbers_of_a_gap_analysis(source: str) -> None:
     text = (
-        "- qualifiers in dram+rereads: predicted 2.10 times, measured 1.01 times (4 verified, 0 failed); "
-        "now believed 2.30 times\n- tiling in latency: predicted 2.00 times, measured none verified (0 verified, "
+        f"- qualifiers in dram+rereads: predicted 2.10 times, {source} 1.01 times (4 verified, 0 failed); "
+        f"now believed 2.30 times\n- tiling in latency: predicted 2.00 times, {source} none verified (0 verified, "
         "2 failed); now believed 1.00 times\n- [0123abcd] belief, qualifiers: 3.00 times, by planted\n"
         "- [11111111] belief, tiling in latency: 3.00 times, by starter\n"
     )

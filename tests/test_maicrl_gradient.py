@@ -101,6 +101,7 @@ def test_what_predicts_later_steps_better_is_kept_and_what_does_worse_rejected(
     prompt = model.prompts("gap")[0]
     assert "predicted" in prompt and f"[{WRONG.id[:8]}]" in prompt and "Cases that came out worst" in prompt
     assert "us: 990" in prompt  # the changes themselves
+    assert "times, modelled " in prompt and "times, measured " not in prompt  # PaperEvaluator's times
     # All of it from the log alone.
     assert answers(Memory(memory.folder).knowledge) == answers(knowledge)
 
@@ -227,7 +228,7 @@ def test_evaluation_and_cases_come_from_the_numbers() -> None:
     items = [*outcomes([0.0, 0.1, None]), *outcomes([0.4, 0.4], "staging")]
     misses = evaluate(items, Knowledge())
     assert [(m.technique, m.count, m.failures) for m in misses] == [("tiling", 2, 1), ("staging", 2, 0)]
-    assert misses[0].predicted == pytest.approx(0.4) and misses[0].measured == pytest.approx(0.05)
+    assert misses[0].predicted == pytest.approx(0.4) and misses[0].found == pytest.approx(0.05)
     worst, best = extremes(items)
     assert worst[0].gain is None and best[0].gain == 0.4 and not {i.id for i in worst} & {i.id for i in best}
     shown, later = split_steps(outcomes([0.1] * 6))
