@@ -27,7 +27,7 @@ from experiments.report import write_report
 from experiments.rounds import Arm, Rounds, play_arm
 from experiments.run_folder import RunFolder
 from experiments.scripted_server import ScriptedServer
-from experiments.streams import WITH_MEMORY, Conditions
+from experiments.streams import WITH_MEMORY, Conditions, names
 from kb_env.backends import explain, make_evaluator
 from kb_env.evaluators import Evaluator
 from kb_env.remember import Remembering
@@ -98,21 +98,19 @@ class Loss:
 
 def chosen(args: Args) -> tuple[list[Arm], list[str]]:
     """The arms to play, the whole one first, and those that the policy has no switch for."""
-    names = list(ARMS) if args.arms == "all" else [FULL.label, *filter(None, args.arms.split(","))]
-    unknown = [name for name in names if name not in ARMS]
+    wanted = names(f"{FULL.label},{args.arms}" if args.arms != "all" else "all", tuple(ARMS))
+    unknown = [name for name in wanted if name not in ARMS]
     if unknown:
         raise KbError(f"no ablation {unknown[0]!r}: choose among {', '.join(ARMS)}")
     arms, missing = [], []
-    for arm in (ARMS[name] for name in dict.fromkeys(names)):
+    for arm in (ARMS[name] for name in wanted):
         lacking = arm.settings.keys() - takes(args.policy, arm.settings).keys()
         (missing.append(arm.label) if lacking else arms.append(arm))
     return arms, missing
 
 
 def tasks_of(args: Args) -> tuple[str, ...]:
-    if args.tasks != "all":
-        return tuple(dict.fromkeys(filter(None, args.tasks.split(","))))
-    return tuple(SCRIPTS) if args.expert else tuple(builtin_names())
+    return tuple(names(args.tasks, tuple(SCRIPTS) if args.expert else builtin_names()))
 
 
 def check(args: Args) -> RunFolder:
@@ -168,9 +166,9 @@ def losses(found: dict[str, list[Episode]], steps: int) -> list[Loss]:
     lost = []
     for name, rest in found.items():
         if name != FULL.label:
-            names = FULL.label, name
-            soon = difference(whole, rest, names, lambda episode: area(episode, steps))
-            lost.append(Loss(name, difference(whole, rest, names), soon))
+            pair = FULL.label, name
+            soon = difference(whole, rest, pair, lambda episode: area(episode, steps))
+            lost.append(Loss(name, difference(whole, rest, pair), soon))
     return lost
 
 

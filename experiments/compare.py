@@ -16,7 +16,7 @@ from experiments.model_args import NO_MODEL, ModelOptions, chat_settings, decidi
 from experiments.progress import Load, Progress
 from experiments.report import write_report
 from experiments.run_folder import Origin, RunFolder, lean
-from experiments.streams import Conditions, Stream, plan, play_stream
+from experiments.streams import Conditions, Stream, names, plan, play_stream
 from experiments.tables import LibraryRow, library_rows, read_baselines, show, show_library, tables
 from experiments.workers import WorkerPool
 from kb_env.backends import explain, make_evaluator
@@ -95,11 +95,6 @@ def budget(args: Args) -> tuple[dict[str, float], str]:
     for name, value in given.items():
         return {name: float(value)}, f"{value:g} {name} (at most {args.steps} steps)"
     return {}, f"{args.steps} steps"
-
-
-def names(text: str, everything: Sequence[str]) -> list[str]:
-    """A comma-separated list without repetitions, or everything for ``all``."""
-    return list(everything) if text == "all" else list(dict.fromkeys(filter(None, text.split(","))))
 
 
 def prepare_folder(args: Args) -> RunFolder:

@@ -31,7 +31,7 @@ from experiments.metrics import bootstrap
 from experiments.rounds import Arm, Played, Rounds, play_arm
 from experiments.run_folder import RunFolder
 from experiments.scripted_server import ScriptedServer
-from experiments.streams import Conditions
+from experiments.streams import Conditions, names
 from kb_env.backends import make_evaluator
 from kb_env.evaluators import Evaluator
 from kb_env.files import write_atomic
@@ -207,7 +207,7 @@ def show(rows: Sequence[Row], source: str) -> None:
 
 
 def main(args: Args) -> int:
-    tasks = tuple(SCRIPTS) if args.tasks == "all" else tuple(filter(None, args.tasks.split(",")))
+    tasks = tuple(names(args.tasks, tuple(SCRIPTS)))
     unknown = set(tasks) - set(SCRIPTS)
     if unknown or not tasks:
         raise KbError(f"the expert knows {', '.join(SCRIPTS)}: choose --tasks among them")

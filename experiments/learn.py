@@ -26,7 +26,7 @@ from experiments.metrics import bootstrap, log_table
 from experiments.model_args import NO_MODEL, ModelOptions, chat_settings, deciding
 from experiments.report import write_report
 from experiments.run_folder import RunFolder
-from experiments.streams import WITH_MEMORY, Conditions, Stream
+from experiments.streams import WITH_MEMORY, Conditions, Stream, names
 from experiments.teaching import teach
 from kb_env.backends import explain, make_evaluator
 from kb_env.task import builtin_names, load_task
@@ -215,7 +215,7 @@ def checked_tasks(args: Args) -> tuple[list[str], list[str]]:
     Raises:
         KbError: if no task is of a family that is held out.
     """
-    tasks = builtin_names() if args.tasks == "all" else list(filter(None, args.tasks.split(",")))
+    tasks = names(args.tasks, builtin_names())
     held_out = list(filter(None, args.held_out.split(",")))
     unknown = set(held_out) - {task.family for task in map(load_task, tasks)}
     if unknown:

@@ -67,6 +67,11 @@ def task_stem(task: str) -> str:
     return Path(task).name
 
 
+def names(text: str, everything: Sequence[str]) -> list[str]:
+    """A comma-separated list without repetitions, or everything for ``all``."""
+    return list(everything) if text == "all" else list(dict.fromkeys(filter(None, text.split(","))))
+
+
 def plan(policies: Sequence[str], tasks: Sequence[str], seeds: Sequence[int]) -> list[Stream]:
     """All streams of policies x tasks x seeds; the order of a remembering stream's tasks is drawn by seed."""
     streams = []

@@ -58,6 +58,11 @@ def test_rounds_resume_to_the_same_end_and_never_learn_held_out_families(
         memory.close()
 
 
+def test_a_task_named_twice_is_played_once(tmp_path: Path, paper: None) -> None:
+    assert cli.main(words(tmp_path, "--tasks", "gelu,gelu")) == 0
+    assert len(timeless(tmp_path)) == 2 * 2
+
+
 def test_a_stream_is_set_against_no_past(
     tmp_path: Path, paper: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
