@@ -217,6 +217,8 @@ def main(args: Args) -> int:
     print(f"report: {write_report(folder)}")
     if args.json:
         plain = {
+            "source": kept.source,
+            "device": kept.device,
             "rows": [dataclasses.asdict(row) for row in rows],
             "losses": [dataclasses.asdict(item) for item in lost],
         }

@@ -262,6 +262,8 @@ def main(args: Args) -> int:
         print(f"report: {write_report(folder)}")
         if args.json:
             found = {
+                "source": episodes[0].source,
+                "device": episodes[0].device,
                 "rows": [dataclasses.asdict(r) for r in rows],
                 "differences": [dataclasses.asdict(g) for g in gaps],
                 "library": [dataclasses.asdict(r) for r in library],

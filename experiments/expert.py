@@ -225,7 +225,7 @@ def main(args: Args) -> int:
     finally:
         evaluator.close()
     show(rows, kept.source)
-    found = [dataclasses.asdict(row) for row in rows]
+    found = [{**dataclasses.asdict(row), "source": kept.source, "device": kept.device} for row in rows]
     write_atomic(args.out / "rows.json", json.dumps(found, indent=1).encode())
     if args.json:
         print(json.dumps({"rows": found}))

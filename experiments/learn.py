@@ -258,5 +258,6 @@ def main(args: Args) -> int:
     kept = f"memory: {args.out / 'memory'}; " if not args.stream else ""
     print(f"{kept}report: {write_report(folder)}")
     if args.json:
-        print(json.dumps(result))
+        origin = folder.origin()
+        print(json.dumps({**(dataclasses.asdict(origin) if origin is not None else {}), **result}))
     return 0

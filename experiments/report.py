@@ -72,7 +72,7 @@ def step_diff(step: StepRecord) -> str:
 
 
 def profile_facts(step: StepRecord) -> dict[str, str]:
-    """The profile's numbers that were measured."""
+    """The profile's source and the numbers that it has."""
     profile = step.evaluation.profile if step.evaluation is not None else None
     if profile is None:
         return {}

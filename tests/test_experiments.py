@@ -139,6 +139,7 @@ def test_compare_runs_resumes_and_refuses_another_plan(
     words += ["--backend", "sim", "--out", str(out), "--json"]
     assert cli.main(words) == 0
     first = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert first["source"] and first["device"]
     assert first["episodes"] == 8 and {row["policy"] for row in first["rows"]} == {"random", "hillclimb"}
     assert cli.main(words) == 2 and "--resume" in capsys.readouterr().err
     kept = {path.name: path.read_bytes() for path in (out / "episodes").iterdir()}

@@ -79,6 +79,7 @@ def test_maicrl_learns_on_the_simulator(tmp_path: Path, capsys: pytest.CaptureFi
     words = ["--tasks", "transpose", "--rounds", "2", "--seeds", "1", "--steps", "3", "--json"]
     assert cli.main(["bench", "expert", *words, "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert {row["source"] for row in rows} == {"modelled"}
     assert [(row["arm"], row["round"]) for row in rows] == [
         (a, n) for a in ("learning", "outcomes", "control") for n in (0, 1)
     ]
@@ -115,6 +116,7 @@ def test_kb_ablate_with_the_expert_and_without_a_key(
     expert = ["--expert", "--tasks", "gelu", "--steps", "2"]
     assert cli.main(words(tmp_path / "a", *expert)) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["source"] == "modelled" and said["device"]
     assert {row["policy"] for row in said["rows"]} == set(ablate.ARMS) and said["left_out"] == []
     assert all(item["best"]["pairs"] == item["area"]["pairs"] == 1 for item in said["losses"])
     whole = timeless(tmp_path / "a")

@@ -39,7 +39,9 @@ def test_rounds_resume_to_the_same_end_and_never_learn_held_out_families(
     first, second = tmp_path / "a", tmp_path / "b"
     extra = ("--held-out", family)
     assert cli.main(words(first, *extra)) == 0
-    rounds = json.loads(capsys.readouterr().out.splitlines()[-1])["rounds"]
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rounds = said["rounds"]
+    assert (said["source"], said["device"]) == (PaperEvaluator().source, "Paper")
     assert len(rounds) == 2 and all(row["held_out"] and row["entries_added"] > 0 for row in rounds)
     assert cli.main(words(second, *extra)) == 0
     whole = timeless(first)
