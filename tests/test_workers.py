@@ -181,8 +181,10 @@ def test_a_run_folder_refuses_times_from_elsewhere(tmp_path: Path) -> None:
         RunFolder(tmp_path).save(other)
 
 
+#: A shell starts what it puts into the background with interrupts ignored; this is about those that are not.
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = {paths!r}
 from experiments import cli, compare
 from test_workers import Slow
